@@ -53,7 +53,9 @@ def run(job: Job) -> float:
 
         job.draw("comparison.png", lambda path: save(comparison_figure(results, headline(problem)), path))
         written.append("comparison.png")
-    job.show(headline(problem), "", comparison_table(results), *map(Text, restricted_bounds(results)))
+    plans = f"Gap: to the lower bound of {problem.plans_in_words}."
+    bounds = [plans] * any(result.bound_s for result in results) + restricted_bounds(results)
+    job.show(headline(problem), "", comparison_table(results), *map(Text, bounds))
     if config.compare.operators:
         job.show("", operators_table(results))
     job.show(*(Text(f"note: {note}", "yellow") for note in comparison.best.notes))

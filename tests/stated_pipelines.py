@@ -8,14 +8,16 @@ from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.schedules.graph import PipelineGraph, pipeline_graph
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.split import Footprint, LateWeights
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One replica of a stage: forward and backward seconds of each of its layer ranges."""
+    """One replica of a stage: forward and backward seconds of each of its layer ranges. Where backwards are split, each
+    puts off a layer, whose weight gradients take equally many seconds in all ranges."""
 
     stage: int
-    chunk_s: tuple[tuple[float, float], ...]
+    chunk_s: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ def executor_ends_s(
 
     The pipeline must not break the schedule's rule. Raises InputError where operations wait for each other for ever.
     """
+    chunks = len(executors[0].chunk_s)
+    late = [
+        LateWeights((1,) * chunks, executor.chunk_s[0][-1], Footprint((0.0,) * chunks, 0.0, 0.0, 0.0))
+        for executor in executors
+    ]
     graph = pipeline_graph(
         schedule,
         num_stages,
@@ -73,5 +80,6 @@ def executor_ends_s(
         tuple([executor.stage for executor in executors]),
         tuple([executor.chunk_s for executor in executors]),
         tuple([(link.backward, link.sender, link.receiver) for link in links]),
+        tuple(late) if schedule.splits else (),
     )
     return graph_ends_s(graph, [link.seconds for link in links])

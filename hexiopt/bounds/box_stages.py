@@ -15,7 +15,10 @@ class Rows(NamedTuple):
     """Stage types, as in `StageTypes`, and their seconds for the stages of one schedule family.
 
     `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
-    with fewer than `enough` [following stages]; `ahead` [following stages] is the most forwards a stage runs ahead.
+    with fewer than `enough` [following stages]; `ahead` [following stages, types] is the most forwards a stage runs
+    ahead.
+    `split`: backwards may be, and journeys leave out weight gradients, `late_s` seconds of a layer. All stages but the
+    first wait for a share `elsewhere` of the journeys of others, 1 where backwards are whole.
     `nested`: a stage has one layer range, and no more micro-batches in flight than those with more stages after it.
     `shown`: the share of sync that follows the last backward (`sync_room_s`).
     """
@@ -27,11 +30,15 @@ class Rows(NamedTuple):
     inner_s: Floats
     forward_s: Floats
     layer_s: Floats
+    late_s: Floats
     head_forward_s: Floats
+    head_s: Floats
     many: Floats
     few: Floats
     enough: Ints
     ahead: Ints
+    split: bool
+    elsewhere: float
     nested: bool
     shown: float
 
@@ -205,36 +212,40 @@ def price_stages(
     limit_s, rows, prices = task.limit_s, task.rows, task.prices
     m, high_m, low_s, high_s, wanted = box
     least_ranges, most_ranges, layers = task.shape[0], task.shape[1], task.rows.many.shape[2] - 1
-    ahead, top, like = rows.ahead[after], 0, after
+    top, like = 0, after
     # Of few micro-batches a stage holds no fewer than one with fewer stages after it holds of many.
     while rows.nested and like > 1 and m < rows.enough[like]:
         like -= 1
     enough = m >= rows.enough[like]
-    exclusive = np.empty(len(prices.most_shared))
+    exclusive, busy_s = np.empty(len(prices.most_shared)), np.empty(2)
     for k in range(count):
         row, n = stages.row[k], stages.layers[k]
-        kind = rows.kind[row]
+        kind, ahead = rows.kind[row], rows.ahead[after, row]
         head_s = rows.head_forward_s[row] if after == 0 else 0.0
         stages.value[after, k] = np.inf
         t = rows.many[like, row, n] if enough else rows.few[after, row, n]
         work_s = m * t
         if not work_s <= limit_s:
             continue
-        most_m = limit_s / t
-        if most_ranges > 1:
-            most, fewest = -(-n // least_ranges), n // most_ranges
-            journey_s, busy_s = fewest * rows.layer_s[row], work_s
-            # Used only where a link slower than the assumed one, whose forwards count negatively, cannot lower it.
-            if m * n >= ahead * most + fewest:
-                other_s = low_s - journey_s - ahead * (most * rows.forward_s[row] + head_s)
-                busy_s = max(busy_s, work_s + other_s)
-                most_m = min(most_m, (limit_s - other_s) / t)
+        most, fewest = -(-n // least_ranges), n // most_ranges
+        turns, forward_s = ahead, most * rows.forward_s[row] + head_s
+        if rows.split:
+            journey_s = fewest * (rows.layer_s[row] - rows.late_s[row]) + (rows.head_s[row] if after == 0 else 0.0)
         else:
-            journey_s = t
-            ahead_s = n * rows.forward_s[row] + head_s
-            busy_s = max(work_s, work_s - t - min(ahead, m - 1) * ahead_s + low_s)
-            most_m = min(most_m, (limit_s - low_s + t + ahead * ahead_s) / t)
-        if busy_s > limit_s or journey_s > high_s * SLACK:
+            journey_s = fewest * rows.layer_s[row] if most_ranges > 1 else t
+        certain = True
+        if most_ranges > 1:
+            # Used only where a link slower than the assumed one, whose forwards count negatively, cannot lower it.
+            certain = m * n >= ahead * most + fewest
+        else:
+            turns = min(ahead, m - 1)
+        most_m = limit_s / t
+        for first in range(2):
+            other_s = (1.0 if first else rows.elsewhere) * (low_s - journey_s)
+            busy_s[first] = work_s + max(0.0, other_s - turns * forward_s) if certain else work_s
+            if certain and not first:
+                most_m = min(most_m, (limit_s - other_s + ahead * forward_s) / t)
+        if busy_s[0] > limit_s or journey_s > high_s * SLACK:
             continue
         stages.journey[after, k] = journey_s
         factor = _factor(m, high_m, most_m)
@@ -243,9 +254,11 @@ def price_stages(
             stage_prices(kind, rows.devices[row], prices, passes, n, factor, exclusive, stages.shared[k])
             stages.factor[k], stages.exclusive[k] = factor, exclusive.min()
         for first in range(2):
-            # Only a first stage certainly ends its last backward at the end of the last journey.
-            backward_s = t - n * rows.forward_s[row] - head_s
-            slack_s = sync_room_s(limit_s - (busy_s if first else work_s), backward_s, rows.shown, m)
+            if busy_s[first] > limit_s:
+                continue
+            # Of whole backwards, only a first stage's last one certainly ends at the end of the last journey.
+            backward_s, ends = t - n * rows.forward_s[row] - head_s, first or rows.split
+            slack_s = sync_room_s(limit_s - (busy_s[first] if ends else work_s), backward_s, rows.shown, m)
             price = stages.exclusive[k]
             for j in range(len(prices.most_shared)):  # modes sync ever longer
                 if rows.lockstep[row] or prices.tail_s[kind, j] <= slack_s:

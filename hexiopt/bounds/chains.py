@@ -11,6 +11,15 @@ its forward time, and k_s the largest number of forwards that it runs ahead:
 
 where Σ is the time that the first micro-batch takes through the pipeline and back. Every mix of recompute policies
 takes at least the time of the fastest mix that fits the micro-batches in flight, with fractions of layers allowed.
+Where stages may have any number of micro-batches in flight, each belongs to a class of numbers: it needs memory for the
+least of a class, and runs as far ahead as the most allows.
+
+Where backwards may be split, c_s, of one layer range or of the shortest, leaves out weight gradients, and recomputation
+too; t_s has both. With e = 1 for the first stage:
+
+    M · t_s − min(k_s, M − 1) · f_s + e · (Σ − c_s) ≤ T
+
+Any other may end before the input backwards of those before it. Of these the forwards count: e is their least share.
 
 A stage that waits for gradient sync (`columns.py`) ends that much before T: the first one as above, any other at least
 M · t_s after the start of the step. Where sync runs beside the last backward, only what follows it counts.
@@ -20,6 +29,7 @@ by a Lagrange multiplier, sought by cutting planes, or counted in discrete parts
 lower bound on the price of every chain in the box.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from itertools import pairwise, product
@@ -35,6 +45,8 @@ from hexiopt.schedules.schedule import BoundTerms, Schedule, weakest_terms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+# Classes of micro-batches in flight, where these are free: finer ones prove no more, and take as often as long.
+_DEPTHS = ((1, 4), (5, 2**30))
 _PARTS = 48  # of Σ, where the recursion tracks it
 
 
@@ -42,7 +54,7 @@ _PARTS = 48  # of Σ, where the recursion tracks it
 class ScheduleFamily:
     """Pipelines under one of `schedules`: the least and most layer ranges per stage, the least and most stages per
     pipeline, and the number of micro-batches of every pipeline under ZeRO-2 and 3, where it is the same for all (None
-    under ZeRO-0 and 1)."""
+    under ZeRO-0 and 1). With `free_depth`, stages may have any number of micro-batches in flight."""
 
     schedules: tuple[Schedule, ...]
     least_ranges: int
@@ -50,6 +62,7 @@ class ScheduleFamily:
     least_stages: int
     most_stages: int
     micro_batches: int | None = None
+    free_depth: bool = False
 
     @property
     def late(self) -> bool:
@@ -61,11 +74,19 @@ class ScheduleFamily:
         """Whether stages have several layer ranges."""
         return self.most_ranges > 1
 
-    def terms(self, after: int, num_stages: int = 1) -> BoundTerms:
+    @property
+    def split(self) -> bool:
+        """Whether backwards may be split."""
+        return self.terms(0)[0].split
+
+    def terms(self, after: int, num_stages: int = 1) -> tuple[BoundTerms, ...]:
         """The conditions, under every schedule of the family, of a stage followed by `after` stages in a pipeline of at
-        least `num_stages`."""
+        least `num_stages`: of each class of depths where they are free, else one."""
         count = max(num_stages, self.least_stages, after + 1)
-        return weakest_terms(self.schedules, after, count, self.least_ranges)
+        terms = weakest_terms(self.schedules, after, count, self.least_ranges)
+        if not self.free_depth:
+            return (terms,)
+        return tuple([BoundTerms(most - 1, least, least, split=terms.split) for least, most in _DEPTHS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +145,23 @@ class Chains:
 
     def __init__(self, types: StageTypes, shape: ScheduleFamily) -> None:
         self.types, self.shape = types, shape
-        terms = [shape.terms(after) for after in range(shape.most_stages)]
+        by_class = list(zip(*[shape.terms(after) for after in range(shape.most_stages)], strict=True))
+        terms = by_class[0]
         # Interleaved pipelines have at least as many micro-batches as stages.
         fewest = [max(shape.least_stages, after + 1) if shape.is_interleaved else 1 for after in range(len(terms))]
-        many = self._seconds_behind(terms)
-        few = self._seconds_behind([term.with_micro_batches(count) for term, count in zip(terms, fewest, strict=True)])
-        enough = np.array([term.in_flight + term.first_again for term in terms])
+        few = many = np.concatenate([self._seconds_behind(own) for own in by_class], axis=1)
+        enough = np.zeros(len(terms), np.int64)
+        if not shape.free_depth:  # else no stage has more in flight than there are micro-batches
+            few = self._seconds_behind([term.with_micro_batches(n) for term, n in zip(terms, fewest, strict=True)])
+            enough = np.array([term.in_flight + term.first_again for term in terms])
         nested = not shape.is_interleaved and all(
             not b.first_again and a.in_flight <= b.in_flight and a.last_in_flight <= b.last_in_flight <= b.in_flight
             for a, b in pairwise(terms)
         )
-        ahead = np.array([term.forwards_ahead for term in terms])
         self._numbers = types.numbers(shape.late)
-        numbers = self._numbers
+        numbers = np.tile(self._numbers, len(by_class))  # every type once for each class of depths
+        ahead = np.array([[term.forwards_ahead for term in own] for own in by_class])
+        ahead = ahead.repeat(len(self._numbers), axis=0).T
         self._rows = Rows(
             types.kind[numbers],
             types.devices[numbers],
@@ -145,16 +170,20 @@ class Chains:
             types.inner_s[numbers],
             types.forward_s[numbers],
             types.layer_s[numbers],
+            types.late_s[numbers],
             types.head_forward_s[numbers],
+            types.head_s[numbers],
             many,
             few,
             enough,
-            ahead,
+            np.ascontiguousarray(ahead),
+            shape.split,
+            types.forward_share if shape.split else 1.0,
             nested,
             types.shown,
         )
 
-    def _seconds_behind(self, terms: list[BoundTerms]) -> Floats:
+    def _seconds_behind(self, terms: Sequence[BoundTerms]) -> Floats:
         shape = self.shape
         # Every other stage has a layer in each range.
         most_layers = self.types.num_layers - shape.least_ranges * (shape.least_stages - 1)
@@ -203,7 +232,8 @@ class Chains:
     def _chain(self, stages: Ints) -> Chain:
         """The chain of (stage type, layers) pairs, with the times of many micro-batches."""
         shape, (rows, n) = self.shape, stages.T
-        terms = [shape.terms(after, len(rows)) for after in range(len(rows))]
+        classes, rows = np.divmod(rows, len(self._numbers))
+        terms = [shape.terms(after, len(rows))[which] for after, which in enumerate(classes.tolist())]
         stages_and_terms = zip(enumerate(terms), rows, n, strict=True)
         ranges = shape.least_ranges, shape.most_ranges
         seconds = [

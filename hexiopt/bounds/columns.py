@@ -61,7 +61,7 @@ class BoundColumn:
     @property
     def key(self) -> tuple[object, ...]:
         """A key that identifies the column."""
-        parts = (self.chain.types, self.chain.layers, self.modes, self.shares)
+        parts = (self.chain.types, self.chain.layers, self.chain.ahead, self.modes, self.shares)
         return (self.chain.shape.is_interleaved, *(part.tobytes() for part in parts))
 
 
@@ -243,7 +243,13 @@ class _ColumnStages:
         forward_s = types.forward_s[self._row]
         ahead = np.concatenate([chain.ahead for chain in chains])
         self._ahead_s = ahead * (-(-self._n // least) * forward_s + head_s)  # of its longest layer range
-        self._journey_s = np.where(turns, (self._n // most) * types.layer_s[self._row], self._t)
+        split = np.array([chain.shape.split for chain in chains])[self._column]
+        late_s = np.where(split, types.late_s[self._row], 0.0)
+        shortest_s = (self._n // most) * (types.layer_s[self._row] - late_s)
+        shortest_s += np.where(split & (after == 0), types.head_s[self._row], 0.0)
+        self._journey_s = np.where(turns | split, shortest_s, self._t)
+        self._elsewhere = np.where(split & ~self._first, types.forward_share, 1.0)
+        self._ends = split | self._first  # stages that do not end before what is known of others
         self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
         self._inner_s = types.inner_s[self._row]
         kind = types.kind[self._row]
@@ -255,12 +261,12 @@ class _ColumnStages:
         """A lower bound on each stage's time outside its micro-batches."""
         total: Floats = np.add.reduceat(self._journey_s, self._starts)
         with np.errstate(invalid="ignore"):  # stages that do not fit take infinitely long
-            return np.asarray(total[self._column] - self._journey_s - self._ahead_s)
+            return np.asarray(self._elsewhere * (total[self._column] - self._journey_s) - self._ahead_s)
 
     def busy_s(self, m: Floats) -> Floats:
         """A lower bound on the end of every stage with m micro-batches [columns], in seconds of the step."""
         work_s = m[self._column] * self._t
-        return np.asarray(np.where(self._first, np.maximum(work_s, work_s + self._outside_s()), work_s))
+        return np.asarray(np.where(self._ends, np.maximum(work_s, work_s + self._outside_s()), work_s))
 
     def sync_room_s(self, step_s: float, m: Floats) -> Floats:
         """The most seconds of sync of every stage with m micro-batches [columns] in a step of `step_s`."""
@@ -274,7 +280,7 @@ class _ColumnStages:
         tail_s = sync_s if shown >= 1.0 else np.maximum(sync_s - self._backward_s, shown * sync_s)
         with np.errstate(divide="ignore", invalid="ignore"):
             alone = (step_s - tail_s) / self._t
-            together = (step_s - np.where(self._first, tail_s, 0.0) - self._outside_s()) / self._t
+            together = (step_s - np.where(self._ends, tail_s, 0.0) - self._outside_s()) / self._t
             most = np.minimum(np.minimum(alone, together), self._types.global_batch / self._types.share[self._row])
         least = np.minimum.reduceat(np.where(np.isfinite(self._t), most, 0.0), self._starts)
         return np.asarray(self._multiple * np.floor(np.maximum(least, 0.0) / self._multiple))

@@ -96,7 +96,7 @@ def families_of(problem: Problem) -> list[ScheduleFamily]:
     num_layers, batch = problem.model.num_layers, problem.workload.global_batch
     families: list[ScheduleFamily] = []
     if any(stage < 2 for stage in sharding):
-        families.append(ScheduleFamily(allowed, 1, 1, 1, num_layers))
+        families.append(ScheduleFamily(allowed, 1, 1, 1, num_layers, free_depth=problem.space.depth))
         max_chunks = problem.space.max_chunks if chunked else 1
     else:
         max_chunks = 1  # under ZeRO-2 and 3, stages have one range

@@ -71,9 +71,12 @@ class StageTypes:
         self._policy_s = times.sum(axis=2)  # [types, policies]
         self.forward_s: Floats = times[:, :, 0].min(axis=1)
         self.layer_s: Floats = self._policy_s.min(axis=1)
+        self.late_s: Floats = np.array([row.late_s(model) for row in rows])
+        # of a layer without weight gradients and recomputation
+        self.forward_share = float((self.forward_s / (self.layer_s - self.late_s)).min())
         heads = [model.stages.ends_s(row.tp_group, row.share)[1] for row in rows]
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
-        self._head_s = np.array([head.forward_s + head.backward_s for head in heads])
+        self.head_s: Floats = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
         self._seconds: dict[tuple[object, ...], Floats] = {}
         self._behind: dict[tuple[object, ...], Floats] = {}
@@ -148,7 +151,7 @@ class StageTypes:
                     some = np.ceil((stored * stores - spare[:, :, smaller]) / saved * (1 - 1e-9) - 1e-9).clip(1, n)
                     mixed = (n - some) * policy_s[:, faster : faster + 1] + some * policy_s[:, smaller : smaller + 1]
                     seconds = np.where(alone & (saved > 0), np.minimum(seconds, mixed), seconds)
-            total_s = seconds + (self._head_s[rows, None] if last else 0.0)
+            total_s = seconds + (self.head_s[rows, None] if last else 0.0)
         total_s[:, 0] = np.inf
         return np.where(free_bytes[:, :, 0] > 0, total_s, np.inf)
 
@@ -213,6 +216,15 @@ class _Row:
             return forward_s, max(backward_s, scatter_s)
         gather_s = s_per_param * problem.workload.element_bytes
         return max(forward_s, gather_s), max(backward_s, gather_s + scatter_s)
+
+    def late_s(self, model: PlanPricer) -> float:
+        """Seconds of a layer's weight gradients: in a slower ring there may be more of them, but by no more than its
+        forward and backward are longer."""
+        _, backward_s = model.stages.layer_s(self.tp_group, self.share, "none")
+        if model.stages.measurement(self.tp_group, self.share) is not None:  # one backward for rings of any speed
+            return 0.5 * backward_s
+        # So it is, too, where launches take longer than what they launch, in this ring or in all.
+        return max(model.stages.layer_weights_s(self.tp_group, self.share), model.framework.layer_host_s)
 
     def bytes(self, model: PlanPricer, last: bool) -> list[float]:
         """Memory left by constant parts; bytes per layer and per micro-batch in flight; then, for each policy, bytes

@@ -113,6 +113,13 @@ class Problem(Value):
         first = default_schedule(self.workload)
         return next((each for each in self.schedules if each.splits and each.whole() == first), first)
 
+    @property
+    def plans_in_words(self) -> str:
+        """Its plans as bounds and gaps name them: what is proved of these may be false of others."""
+        *names, last = map(str, self.schedules)
+        depth = ", with any number of micro-batches in flight" if self.space.depth else ""
+        return f"plans under {', '.join(names)} and {last}{depth}" if names else f"plans under {last}{depth}"
+
     @cached_property
     def usable_devices(self) -> tuple[int, ...]:
         """The devices that a plan may use, ascending: all except the excluded ones."""

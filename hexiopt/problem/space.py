@@ -217,6 +217,6 @@ EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
 MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward", "depth")
-"""Freedoms that are off by default: no proof covers them."""
+"""Freedoms that are off by default: no proof covers them, and of the first two no bound but that of compute."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")

@@ -201,7 +201,7 @@ def summary_table(facts: PlanFacts) -> RenderableType:
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(facts.problem), style="bold"), table]
     lines += [Text(f"{label}: {text}") for label, text in facts.money]
-    lines += map(Text, restricted_bound(facts))
+    lines += map(Text, proved(facts))
     if not facts.cost.fits:
         lines.append(Text(misfit(facts), style="bold red"))
     if facts.unused_devices:
@@ -254,11 +254,15 @@ def bound(facts: PlanFacts) -> Pairs:
     return [("lower bound", f"{seconds(known[0])} (gap {known[1]:.1%})")] if known else []
 
 
-def restricted_bound(facts: PlanFacts) -> list[str]:
-    """The lower bound that the solver proved for the part of the plan space that it searched, as a sentence; empty
-    where it proved none."""
-    known = facts.bound("own_lower_bound_s")
-    return [bound_in_words(clip(str(facts.solver.get("own_space", "")), 200), *known)] if known else []
+def proved(facts: PlanFacts) -> list[str]:
+    """A sentence for each lower bound that is known: of every plan, and of the part of the plan space that the solver
+    searched."""
+    problem, known, known_part = facts.problem, facts.bound(), facts.bound("own_lower_bound_s")
+    part = clip(str(facts.solver.get("own_space", "")), 200)
+    return [
+        *([bound_in_words(problem.plans_in_words, *known)] if known else []),
+        *([bound_in_words(part, *known_part)] if known_part else []),
+    ]
 
 
 def bound_in_words(space: str, bound_s: float, gap: float) -> str:
@@ -304,14 +308,14 @@ def misfit(facts: PlanFacts) -> str:
 
 def in_short(facts: PlanFacts) -> Pairs:
     """Labels and texts of at most ten lines, which fit 80 columns."""
-    cost, plan, tight, known = facts.cost, facts.plan, facts.tightest, facts.bound()
+    cost, plan, tight = facts.cost, facts.plan, facts.tightest
     parts = sorted(facts.step.parts, key=lambda part: -part.share)[:3]
     sizes = (len(plan.pipelines), "pipeline"), (len(pipeline_kinds(facts)), "kind"), (facts.num_stages, "stage")
     pipelines, kinds, stages = (count(*size) for size in sizes)
     rows = [
         ("problem", facts.title),
         ("step", f"{seconds(cost.step_time_s)}, {cost.tokens_per_s:,.0f} tokens/s, MFU {cost.mfu:.1%} of all GPUs"),
-        *((("bound", _above(known[0], cost.step_time_s)),) if known else ()),
+        *((label, f"{text} of {facts.problem.plans_in_words}") for label, text in bound(facts)),
         ("plan", f"{pipelines} of {kinds}, {stages}, {plan.schedule.name}, sharding {facts.sharding}"),
         ("time", ", ".join(f"{part.name} {part.percent}" for part in parts) + f" ({facts.step.executor})"),
         ("slowest", _slowest(facts)),
@@ -333,10 +337,6 @@ def short_table(facts: PlanFacts) -> Table:
     for label, text in in_short(facts):
         table.add_row(Text(label, style="dim"), Text(text, style="bold" if label == "step" else ""))
     return table
-
-
-def _above(bound_s: float, step_time_s: float) -> str:
-    return f"at least {seconds(bound_s)} for any plan, so at most {step_time_s / bound_s - 1:.1%} above the best"
 
 
 def _slowest(facts: PlanFacts) -> str:

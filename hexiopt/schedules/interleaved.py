@@ -46,7 +46,7 @@ class Interleaved(Schedule):
         """Of the stages, where they have several ranges."""
         return num_stages if num_chunks > 1 else 1
 
-    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms | None:
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
         """Before its first backward a stage has run a turn of each range but the last, 2 · after + 1 forwards or a turn
         of that one, and the rest of these of the first range again."""
         if num_chunks == 1:

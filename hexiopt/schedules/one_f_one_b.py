@@ -29,7 +29,7 @@ class OneFOneB(Schedule):
             (BACKWARD_TURN, warm_up),
         )
 
-    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms | None:
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
         """A forward for every stage after, and one more than these before the first backward."""
         return BoundTerms(num_after, num_after + 1, num_after + 1)
 

@@ -65,6 +65,9 @@ class BoundTerms(NamedTuple):
     the forward of its longest layer range, and J the forward and backward of one layer range in each other stage, the
     last of those after it and the first of those before it.
 
+    Where backwards may be `split`, t has the weight gradients, which follow the stage's first backward, and J has none.
+    The stage may end with weight gradients, which the stages before do not wait for: of those J has the forward alone.
+
     *Least memory.* Before its first backward the stage holds so many micro-batches of each layer range at once, or all
     of them where the pipeline has fewer: `last_in_flight` of its last range, `in_flight` of the others, `first_again`
     more of the first.
@@ -74,6 +77,7 @@ class BoundTerms(NamedTuple):
     in_flight: int
     last_in_flight: int
     first_again: int = 0
+    split: bool = False
 
     def with_micro_batches(self, count: int) -> "BoundTerms":
         """The same where the pipeline has so many micro-batches only."""
@@ -82,12 +86,18 @@ class BoundTerms(NamedTuple):
             min(self.in_flight, count),
             min(self.last_in_flight, count),
             max(0, min(self.first_again, count - self.in_flight)),
+            self.split,
         )
 
     def weakest(self, other: "BoundTerms") -> "BoundTerms":
         """What holds under either of two schedules."""
-        least = (min(a, b) for a, b in zip(self[1:], other[1:], strict=True))
-        return BoundTerms(max(self.forwards_ahead, other.forwards_ahead), *least)
+        return BoundTerms(
+            max(self.forwards_ahead, other.forwards_ahead),
+            min(self.in_flight, other.in_flight),
+            min(self.last_in_flight, other.last_in_flight),
+            min(self.first_again, other.first_again),
+            self.split or other.split,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +177,7 @@ class Schedule(ABC):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether lower bounds and solvers that prove optimality may speak of the schedule."""
+        """Whether lower bounds may speak of the schedule, and oracles where its backwards are whole."""
         return self.bound_terms(0, 1, 1) is not None
 
     def cycle_s(self, stage_s: Sequence[float], round_trip_s: Sequence[float], num_chunks: int) -> float:

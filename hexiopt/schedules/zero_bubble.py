@@ -8,7 +8,7 @@ from typing import ClassVar
 from hexiopt.schedules.interleaved import Interleaved
 from hexiopt.schedules.one_f_one_b import OneFOneB
 from hexiopt.schedules.operation import OperationKind
-from hexiopt.schedules.schedule import Schedule
+from hexiopt.schedules.schedule import BoundTerms, Schedule
 
 _KINDS = (OperationKind.FORWARD, OperationKind.BACKWARD, OperationKind.WEIGHTS)
 _AHEAD = 2 / 3  # of a layer's products: those of the forward and of the input's gradients, which others wait for
@@ -34,8 +34,9 @@ class ZeroBubble(OneFOneB):
     draw_weight: ClassVar[int] = 4  # as 1F1B, which it hardly ever is behind
     kinds: ClassVar[tuple[OperationKind, ...]] = _KINDS
 
-    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> None:
-        """Nothing is proved: what follows a stage's last backward may be no backward."""
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+        """As of 1F1B, whose forwards and backwards are in the same order; what is put off takes memory beside."""
+        return super().bound_terms(num_after, num_stages, num_chunks)._replace(split=True)
 
     def whole(self) -> Schedule:
         """1F1B."""
@@ -59,8 +60,9 @@ class InterleavedZeroBubble(Interleaved):
     name: ClassVar[str] = "zb_interleaved"
     kinds: ClassVar[tuple[OperationKind, ...]] = _KINDS
 
-    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> None:
-        """As of `ZeroBubble`."""
+    def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
+        """As of interleaved 1F1B, split."""
+        return super().bound_terms(num_after, num_stages, num_chunks)._replace(split=True)
 
     def plain(self) -> Schedule:
         """1F1B, split."""

@@ -210,7 +210,7 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             "or solver=portfolio"
         )
     for schedule in problem.schedules if able.kind == "oracle" else ():
-        if not schedule.is_bounded:
+        if schedule.splits or not schedule.is_bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")
     for package in able.requires:
         if find_spec(package) is None:

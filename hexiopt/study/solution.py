@@ -243,7 +243,8 @@ class Solution(Result, Value):
             ]
         if self.bound_s > 0:
             gap = f" (gap {max(0.0, self.gap):.1%})" if cost else ""
-            rows.append(("lower bound", f"{seconds(self.bound_s)}{gap}"))
+            plans = problem.plans_in_words
+            rows.append(("lower bound", f"{seconds(self.bound_s)}{gap} of {plans}"))
         if plan is not None and cost is not None:
             zero = f", ZeRO-{plan.sharding.stage}" if plan.sharding.stage else ""
             used = f"{plan.facts.used_devices} GPUs used"

@@ -69,6 +69,7 @@ def not_covered(problem: Problem) -> str:
         ),
         *(["ZeRO-2 and 3 (workload.optimizer_sharding=1)"] if max(sharding_stages(workload)) > 1 else []),
         *(["replicated stages (space.replicas=false)"] if problem.space.replicas else []),
+        *(["other depths than the schedule's (space.depth=false)"] if problem.space.depth else []),
     ]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 

@@ -232,9 +232,11 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) ->
     steps = sorted({spec.max_steps for spec in specs if spec.max_steps is not None})
     budgets += [f"but the searches end after {' or '.join(map(str, steps))} steps"] if steps else []
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
+    plans = " or ".join(dict.fromkeys(problem.plans_in_words for problem in problems))
     return [
         *hardware((problem.cluster for problem in problems), problems[0].workload.precision),
         f"Workload: {workloads(problems)}; everything else is left to the search, unless a row says otherwise.",
+        *([f"Bounds and gaps: of {plans}."] if (rows["bound_s"] > 0).any() else []),
         f"Time limits: {', '.join(budgets)}; seeds {', '.join(map(str, sorted(set(rows['seed']))))}.",
         f"Measured {' and '.join(sorted(set(rows['date'])))} on {'; '.join(dict.fromkeys(rows['machine']))}; code "
         f"{code}. Every plan is priced by our cost model, unless a column says otherwise.",

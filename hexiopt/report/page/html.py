@@ -41,7 +41,7 @@ _WORDS = (
     ("bubble", "the time in which a stage waits for its neighbours, as pipelines fill and drain or stages are unequal"),
     ("binds", "what limits a plan: the slowest stage sets its pipeline's pace, and a stage full to the last has no "
      "memory left for more layers or less recomputation"),
-    ("lower bound", "a step time that no plan of the plan space can beat, proven without looking at any plan"),
+    ("lower bound", "a step time that no plan under the schedules named can beat, proven without looking at any plan"),
     ("gap", "the distance from the lower bound to the step time, as a share of the step time: the most that a better "
      "plan could still save"),
     ("MFU", "the model's own FLOPs, without recomputation, over what all GPUs of the cluster could do in the step"),
@@ -79,7 +79,7 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
         rows=rows,
         memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
         memory_words=style.memory_words(problem.space),
-        bounds=_bounds(facts),
+        bounds=table.proved(facts),
         chart=_chart(trajectory, facts) if trajectory else None,
         machines=[(len(span), problem.cluster.machines[span[0]]) for span in specs[:_MAX_MACHINE_TYPES]],
         problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),
@@ -123,12 +123,6 @@ def _tiles(facts: PlanFacts) -> list[tuple[str, str]]:
         ("pipelines", f"{len(facts.plan.pipelines):,}"),
         ("GPUs used", facts.used_devices),
     ]
-
-
-def _bounds(facts: PlanFacts) -> list[str]:
-    """One sentence for each bound that is proven."""
-    of_all = "No plan of the space has a shorter step than the lower bound"
-    return [*(f"{of_all}: {bound}." for _, bound in table.bound(facts)), *table.restricted_bound(facts)]
 
 
 def _commands(solver: Mapping[str, Any], command: str | None) -> list[str]:

@@ -18,7 +18,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
-from hexiopt.schedules.registry import SCHEDULES
+from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
@@ -69,6 +69,12 @@ def test_no_stage_type_stands_for_those_of_another_sharding() -> None:
     assert kept["1"][0]
 
 
+def family(types: StageTypes, m: int, *, split: bool) -> ScheduleFamily:
+    """Pipelines of one range a stage; of m micro-batches under ZeRO-2."""
+    schedules = (*BOUNDED, *SPLIT_SCHEDULES) if split else BOUNDED
+    return ScheduleFamily(schedules, 1, 1, 1, LAYERS, m if late_of(types) else None)
+
+
 def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: float, slack_s: float) -> float:
     """By the rows of the program: devices, slots, longest; the modes that leave time; few holders."""
     kind, batch = types.kind[row], types.global_batch
@@ -83,34 +89,45 @@ def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: flo
     return float(min(found) + prices.holder / types.share[row] * max(0.0, alone))
 
 
-def flight(after: int, m: int) -> BoundTerms:
+def flight(after: int, m: int, *, split: bool) -> BoundTerms:
     """Of 1F1B: no more than there are micro-batches."""
     held = min(after + 1, m)
-    return BoundTerms(after, held, held)
+    return BoundTerms(after, held, held, split=split)
 
 
-def every_price(types: StageTypes, prices: Multipliers, step_s: float, m: int, low_s: float, high_s: float) -> float:
-    """The least price of all chains that obey the conditions of 1F1B with Σ in the box."""
+def every_price(
+    types: StageTypes, prices: Multipliers, step_s: float, m: int, low_s: float, high_s: float, *, split: bool
+) -> float:
+    """The least price of all chains that obey the conditions of 1F1B with Σ in the box; of journeys without weight
+    gradients and recomputation, and with the forwards alone of the stages before, where backwards may be `split`."""
     best = np.inf
     for count in range(1, LAYERS + 1):
         for cuts in itertools.combinations(range(1, LAYERS), count - 1):
             layers = np.diff((0, *cuts, LAYERS))  # from the last stage to the first
             for rows in itertools.product(range(len(types.kind)), repeat=count):
                 t = [
-                    types.seconds(late_of(types), a, flight(a, m))[r, n]
+                    types.seconds(late_of(types), a, flight(a, m, split=split))[r, n]
                     for a, (r, n) in enumerate(zip(rows, layers, strict=True))
                 ]
-                if not low_s <= sum(t) <= high_s:
+                journeys_s = t
+                if split:
+                    journeys_s = [n * (types.layer_s[r] - types.late_s[r]) for r, n in zip(rows, layers, strict=True)]
+                    journeys_s[0] += types.head_s[rows[0]]
+                if not low_s <= sum(journeys_s) <= high_s:
                     continue
                 price = 0.0
                 for after, (row, n, seconds) in enumerate(zip(rows, layers, t, strict=True)):
                     head_s = types.head_forward_s[row] if after == 0 else 0.0
                     ahead_s = min(after, m - 1) * (n * types.forward_s[row] + head_s)
-                    end_s = max(m * seconds, (m - 1) * seconds - ahead_s + sum(t))
+                    first = after == count - 1
+                    other_s = sum(journeys_s) - journeys_s[after]
+                    if split and not first:
+                        other_s *= types.forward_share
+                    end_s = m * seconds + max(0.0, other_s - ahead_s)
                     if end_s > step_s:
                         price = np.inf
                         break
-                    slack_s = step_s - (end_s if after == count - 1 else m * seconds)
+                    slack_s = step_s - (end_s if first or split else m * seconds)
                     price += stage_price(types, prices, row, int(n), m, slack_s)
                 best = min(best, price)
     return best
@@ -127,29 +144,29 @@ def drawn_prices(types: StageTypes, seed: int) -> Multipliers:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     types=st.sampled_from(list(TYPES.values())),
+    split=st.booleans(),
     m=st.sampled_from((1, 2, 3, 8, 20, 40)),
     room=st.floats(1.05, 8.0),
     share=st.floats(0.1, 1.0),
     seed=st.integers(0, 999),
 )
-def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, share: float, seed: int) -> None:
+def test_no_chain_of_a_box_is_cheaper(
+    types: StageTypes, split: bool, m: int, room: float, share: float, seed: int
+) -> None:
     """With Σ known in parts the least price is also about exact, and multipliers give no more."""
     prices = drawn_prices(types, seed)
     whole_s = LAYERS * float(types.layer_s.min())
     step_s, high_s = room * m * whole_s / 2 + whole_s, room * whole_s
     low_s = share * high_s
     box = Boxes(*(np.array([float(x)]) for x in (m, m, low_s, high_s)))
-    wanted, chains = (
-        np.array([np.inf]),
-        Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS, m if late_of(types) else None)),
-    )
+    wanted, chains = np.array([np.inf]), Chains(types, family(types, m, split=split))
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
     fine, found = chains.least_price(prices, step_s, box, wanted, None)
-    least = every_price(types, prices, step_s, m, low_s, high_s)
+    least = every_price(types, prices, step_s, m, low_s, high_s, split=split)
     better, _ = chains.least_price(prices, step_s, box, wanted, weights, 4)  # no weight proves more than wanted: inf
     assert coarse[0] <= least * (1 + 1e-9)
     assert better[0] >= coarse[0] * (1 - 1e-9)
@@ -160,9 +177,10 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
         assert sum(found[0][0].layers) == LAYERS
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     types=st.sampled_from(list(TYPES.values())),
+    split=st.booleans(),
     low_m=st.sampled_from((1, 2, 5, 20)),
     more=st.integers(0, 6),
     room=st.floats(1.05, 4.0),
@@ -170,7 +188,7 @@ def test_no_chain_of_a_box_is_cheaper(types: StageTypes, m: int, room: float, sh
     seed=st.integers(0, 999),
 )
 def test_no_chain_of_a_wide_box_processes_more(
-    types: StageTypes, low_m: int, more: int, room: float, wanted_share: float, seed: int
+    types: StageTypes, split: bool, low_m: int, more: int, room: float, wanted_share: float, seed: int
 ) -> None:
     """Whatever the number of micro-batches in the box: none has more of them for its price than the box says, or than
     is of interest."""
@@ -178,14 +196,55 @@ def test_no_chain_of_a_wide_box_processes_more(
     whole_s = LAYERS * float(types.layer_s.min())
     step_s = room * (low_m + more / 2) * whole_s / 2 + whole_s
     low_s, high_s, high_m = 0.2 * step_s, step_s, low_m + more
-    most = max(m / every_price(types, prices, step_s, m, low_s, high_s) for m in range(low_m, high_m + 1))
+    most = max(m / every_price(types, prices, step_s, m, low_s, high_s, split=split) for m in range(low_m, high_m + 1))
     box = Boxes(*(np.array([float(x)]) for x in (low_m, high_m, low_s, high_s)))
-    chains = Chains(types, ScheduleFamily(BOUNDED, 1, 1, 1, LAYERS, low_m if late_of(types) else None))
+    chains = Chains(types, family(types, low_m, split=split))
     target = max(most, 1e-3) / wanted_share
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     for multipliers in (weights, None):
         least, _ = chains.least_price(prices, step_s, box, np.array([high_m / target]), multipliers)
         assert most * (1 - 1e-9) <= max(high_m / least[0], target)
+
+
+@settings(max_examples=40)
+@given(
+    rate=st.sampled_from((0.05, 1.0, 20.0)),
+    split=st.booleans(),
+    m=st.sampled_from((1, 2, 3, 8, 20, 40)),
+    room=st.floats(1.05, 8.0),
+    seed=st.integers(0, 999),
+)
+def test_no_chain_of_any_depth_is_cheaper_than_its_box(
+    rate: float, split: bool, m: int, room: float, seed: int
+) -> None:
+    """Where depths are free: every stage with its number of micro-batches in flight, memory for these and as many
+    forwards ahead as they allow."""
+    types, rng = TYPES[rate, "1"], np.random.default_rng(seed)
+    prices, shape = drawn_prices(types, seed), replace(family(types, m, split=split), free_depth=True)
+    layers = rng.multinomial(LAYERS - (count := int(rng.integers(1, LAYERS + 1))), [1 / count] * count) + 1
+    rows, depths = rng.integers(len(types.kind), size=count), rng.integers(1, m + 1, size=count)
+    terms = [BoundTerms(int(depth) - 1, int(depth), int(depth), split=split) for depth in depths]
+    stages = list(enumerate(zip(rows, layers.tolist(), terms, strict=True)))
+    t = [float(types.seconds(False, after, term)[row, n]) for after, (row, n, term) in stages]
+    journeys_s, step_s = list(t), room * m * max(t) + sum(t)
+    if split:
+        journeys_s = [n * (types.layer_s[row] - types.late_s[row]) for _, (row, n, _) in stages]
+        journeys_s[0] += types.head_s[rows[0]]
+    price = 0.0
+    for after, (row, n, term) in stages:
+        first = after == count - 1
+        head_s = types.head_forward_s[row] if after == 0 else 0.0
+        ahead_s = min(term.forwards_ahead, m - 1) * (n * types.forward_s[row] + head_s)
+        other_s = (sum(journeys_s) - journeys_s[after]) * (types.forward_share if split and not first else 1.0)
+        end_s = m * t[after] + max(0.0, other_s - ahead_s)
+        assert end_s <= step_s
+        slack_s = step_s - (end_s if first or split else m * t[after])
+        price += stage_price(types, prices, row, n, m, slack_s)
+    box = Boxes(*(np.array([float(x)]) for x in (m, m, 0.9 * sum(journeys_s), 1.1 * sum(journeys_s))))
+    weights = np.array([[0.0], [0.5], [2.0]]) / box.high_s
+    for multipliers in (weights, None):
+        least, _ = Chains(types, shape).least_price(prices, step_s, box, np.array([np.inf]), multipliers)
+        assert least[0] <= price * (1 + 1e-9)
 
 
 def test_gradients_on_a_slow_network_raise_the_price() -> None:

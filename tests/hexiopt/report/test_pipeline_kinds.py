@@ -83,8 +83,8 @@ def test_a_plan_in_ten_lines(irregular: tuple[Problem, Plan, Cost]) -> None:
     problem, plan, cost = irregular
     facts = PlanFacts(problem, plan, cost, {"lower_bound_s": 0.5 * cost.step_time_s})
     rows = dict(in_short(facts))
-    assert list(rows) == ["problem", "step", "bound", "plan", "time", "slowest", "memory", "unused"]
-    assert "at most 100.0% above the best" in rows["bound"]
+    assert list(rows) == ["problem", "step", "lower bound", "plan", "time", "slowest", "memory", "unused"]
+    assert rows["lower bound"].endswith(f"(gap 50.0%) of {problem.plans_in_words}")
     assert rows["plan"].startswith("64 pipelines of 12 kinds")
     text = printed(short_table(facts), 80)
     assert len(text.splitlines()) <= 10
