@@ -11,10 +11,15 @@ from hexiopt.cost.sharing import FairShares
 
 
 class Estimate(FairShares):
-    """A message meets the others in proportion to how much of a period its resource is busy."""
+    """A message meets the others in proportion to how much of a period its resource is busy: with messages in both
+    directions of an executor at once, or with those of the slower one."""
+
+    def __init__(self, *, both_ways: bool = False) -> None:
+        super().__init__()
+        self._loads = _message_loads if both_ways else executor_loads
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        load_s = total_load(item for line in placed for item in executor_loads(line.messages))
+        load_s = total_load(item for line in placed for item in self._loads(line.messages))
         lines = []
         for line in placed:
             period_s = max(sum(map(sum, chunk_s)) for chunk_s in line.graph.chunk_s)
@@ -30,6 +35,10 @@ class Static(FairShares):
         load_s = total_load(item for line in placed for item in executor_loads(line.messages))
         lanes = [PipelineLanes.constant([message.seconds(load_s) for message in line.messages]) for line in placed]
         return super().__call__([replace(line, lanes=own) for line, own in zip(placed, lanes, strict=True)])
+
+
+def _message_loads(messages: Sequence[PlacedMessage]) -> list[tuple[int, float]]:
+    return [(resource, s_per_byte * size) for _, route, size in messages for resource, s_per_byte in route.shared]
 
 
 def message_s(message: PlacedMessage, load_s: NetworkLoad, period_s: float) -> float:

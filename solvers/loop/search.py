@@ -3,6 +3,7 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer
@@ -168,9 +169,13 @@ class Loop:
             tally.valid += 1
             tally.priced += 1
             plan = plan_of(self.tables, self._work, self._trial, self._policies)
-            priced = price_plan(run.pricer, plan, run.best_s)
-            if priced is not None:
-                run.offer(priced.plan, priced.cost)
+            # Split backwards are hardly ever behind whole ones, but may be.
+            for schedule in dict.fromkeys((plan.schedule, plan.schedule.whole())):
+                if schedule not in run.problem.schedules:
+                    continue
+                priced = price_plan(run.pricer, replace(plan, schedule=schedule), run.best_s)
+                if priced is not None:
+                    run.offer(priced.plan, priced.cost)
             offer_partition(run, self.completer, partition_of(self.tables, self._trial), run.best_s)
 
 
