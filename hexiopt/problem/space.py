@@ -8,8 +8,8 @@ those of a machine. Devices may stay unused. Switches remove freedoms, for ablat
 with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
 devices of any machines and types, with one recompute policy; with `uneven_chunks`, the ranges of a stage may have any
 lengths; with `split_backward`, backwards may be split where the workload leaves the schedule open; with `depth`, a
-stage may have more or fewer micro-batches in flight than its schedule has. Where one of them is on, only the compute
-bound holds for the whole space, and oracles decline.
+stage may have more or fewer micro-batches in flight than its schedule has. Where one of them is on, oracles decline,
+and with one of the first two only the compute bound holds for the whole space.
 
 Other policies per layer, layers recomputed together (`joined`) and stated sharding groups can be priced and checked
 too, but searches do not make them, and no bound or proof speaks of plans that have them.
