@@ -314,7 +314,7 @@ def _notes(table: WhatIf, base: Option, money: bool, shares: bool) -> list[str]:
     if base.plan is not None and table.bound.bound_s:
         gap = 1 - table.bound.bound_s / base.step_time_s
         problem, bound = base.alternative.problem, f"{seconds(table.bound.bound_s)} (gap {max(0.0, gap):.1%})"
-        notes.append(f"As it is, none of the {problem.plans_in_words} is faster than {bound}.")
+        notes += wrap(f"As it is, none of the {problem.plans_in_words} is faster than {bound}.", _WIDTH)
     if shares:
         notes += [
             "gain: in tokens per second. bound: the machine's share of the throughput in the",
