@@ -22,12 +22,11 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 from tests.conftest import STRESS
-from tests.hexiopt.cost.test_late_weights import UNSPLIT, split_plan
+from tests.hexiopt.cost.test_late_weights import split_plan
 from tests.solvers import problems
 from tests.solvers.oracle import every_plan
 from tests.strategies import problems_with_depths, problems_with_plans, roomy_problems_with_plans
 
-_ENDS = 1.02  # most by which a bound may end below the highest that its program proves, and another above
 MODEL = ModelSpec(
     name="m",
     architecture="llama",
@@ -163,22 +162,20 @@ def test_no_plan_of_other_depths_beats_the_raised_bound(
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("split", SPLIT_SCHEDULES)
 def test_the_bound_of_split_backwards_is_near_the_best_of_all_plans(split: Schedule, recompute: str) -> None:
-    """By pricing every plan of a tiny problem. Fewer may be slower, and more faster: the bounds of whole backwards, and
-    of both kinds, lie on either side."""
+    """By pricing every plan of a tiny problem; also where whole backwards are allowed beside them."""
     problem = problems.loose()
-    workload = replace(problem.workload, optimizer_sharding="1", recompute=recompute)
-    problem = replace(problem, space=Space(max_micro_batch_size=1, split_backward=True))
-    bounds_s = []
-    for schedule in (AUTO, split.name, UNSPLIT[split].name):
-        one = replace(problem, workload=replace(workload, schedule=schedule))
-        counted = itertools.count()
-        bounds_s.append(lower_bound_s(PlanPricer(one), 4000.0, lambda counted=counted: float(next(counted))))  # type: ignore[misc]
-        if schedule == split.name:
-            model = PlanPricer(one)
-            best_s = min(model.price(plan).objective for plan in every_plan(one))
-    assert bounds_s[0] <= bounds_s[1] * _ENDS
-    assert bounds_s[1] <= bounds_s[2] * _ENDS
-    assert max(1.2 * compute_bound_s(model), 0.85 * best_s) < bounds_s[1] <= best_s
+    workload = replace(problem.workload, schedule=split.name, optimizer_sharding="1", recompute=recompute)
+    problem = replace(problem, workload=workload, space=Space(max_micro_batch_size=1, split_backward=True))
+    model = PlanPricer(problem)
+    best_s = min(model.price(plan).objective for plan in every_plan(problem))
+    assert max(1.2 * compute_bound_s(model), 0.85 * best_s) < _proved_s(problem) <= best_s
+    assert _proved_s(replace(problem, workload=replace(workload, schedule=AUTO))) <= best_s
+
+
+def _proved_s(problem: Problem) -> float:
+    """The bound after many readings of a clock that counts them, so that it is the same on any machine."""
+    counted = itertools.count()
+    return lower_bound_s(PlanPricer(problem), 4000.0, lambda: float(next(counted)))
 
 
 def test_one_device_meets_the_raised_bound() -> None:
