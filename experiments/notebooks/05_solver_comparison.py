@@ -52,18 +52,21 @@ compared.summary()
 compared.operators()
 
 # %% [markdown]
-# The same as a picture: of the improvements of the default's walks, the part of each move that made more than one in a
-# hundred.
+# The same as a picture: what the default's walks try, and what improves on the best candidate so far. Moves are shown
+# that make more than one in a hundred tries.
 
 # %%
 walks = [row for row in compared.operators() if row["solver"] == "portfolio" and row["operator"].startswith("walk.")]
-total = sum(row["improved"] for row in walks)
+tried, improved = (sum(row[name] for row in walks) for name in ("proposed", "improved"))
 parts = {
-    row["operator"].removeprefix("walk."): {"share of improvements": 100 * row["improved"] / total}
+    row["operator"].removeprefix("walk."): {
+        "of the tries": 100 * row["proposed"] / tried,
+        "of the improvements": 100 * row["improved"] / max(1, improved),
+    }
     for row in sorted(walks, key=lambda row: -row["improved"])
-    if row["improved"] > total / 100
+    if row["proposed"] > tried / 100
 }
-hx.plot.bars(parts, unit="improvements of the walks (%)").figure
+hx.plot.bars(parts, unit="share (%)").figure
 
 # %% [markdown]
 # ## Proofs for small problems

@@ -23,7 +23,7 @@ _check = hexiopt.solving.Budget.__post_init__
 def _check_and_cap(budget):
     _check(budget)
     if budget.max_steps is not None:
-        object.__setattr__(budget, "max_steps", min(budget.max_steps, 8))
+        object.__setattr__(budget, "max_steps", min(budget.max_steps, 16))
 
 
 hexiopt.solving.Budget.__post_init__ = _check_and_cap
