@@ -99,7 +99,7 @@ def test_the_optimum_of_tiny_pipelines_is_that_of_every_order(split: bool) -> No
 def test_the_optimum_of_equal_stages_is_known(p: int, m: int) -> None:
     """1F1B is optimal where messages are free (Narayanan et al., arXiv 2104.04473, section 2.2)."""
     every, free = (1,) * p, (0,) * (p - 1)
-    times = [tuple(ticks * one for one in every) for ticks in (5, 6, 4)]
+    times = [(ticks,) * p for ticks in (5, 6, 4)]
     pipeline = SmallPipeline(m, *times, free, free, tuple(min(m, p - s) for s in range(p)), every, every)
     best = optimum(pipeline, split=False, known=[])
     assert best.is_proved
@@ -110,9 +110,9 @@ def test_the_optimum_of_equal_stages_is_known(p: int, m: int) -> None:
 
 def order_of(spans: Sequence[Span], stage: int) -> StageOrder:
     """What a stage runs."""
-    own = sorted((span for span in spans if span.stage == stage and not span.is_message), key=lambda span: span.start_s)
+    ran = sorted((span for span in spans if span.stage == stage and not span.is_message), key=lambda span: span.start_s)
     kinds = {kind.value: kind for kind in OperationKind}
-    return tuple((kinds[span.kind], span.micro_batch) for span in own)
+    return tuple((kinds[span.kind], span.micro_batch) for span in ran)
 
 
 @BOTH

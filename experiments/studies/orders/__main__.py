@@ -15,11 +15,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pipelines", type=int, default=200, metavar="N", help="how many (default 200)")
     parser.add_argument("--seed", type=int, default=0, help="which ones (default 0)")
     parser.add_argument("--effort", type=float, default=EFFORT, help="of CP-SAT, in its deterministic time, for each")
-    given = parser.parse_args(argv)
-    if given.pipelines < 1:
-        print(f"hexiopt: --pipelines: {given.pipelines} is out of range; state 1 or more", file=sys.stderr)
+    options = parser.parse_args(argv)
+    if options.pipelines < 1:
+        print(f"hexiopt: --pipelines: {options.pipelines} is out of range; state 1 or more", file=sys.stderr)
         return 2
-    print(summary(compare(sample(given.pipelines, given.seed), given.effort)).to_string(index=False))
+    print(summary(compare(sample(options.pipelines, options.seed), options.effort)).to_string(index=False))
     return 0
 
 

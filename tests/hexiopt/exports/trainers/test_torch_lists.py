@@ -67,8 +67,9 @@ def test_torch_loads_the_lists_and_no_rank_waits_for_ever(seed: int, tmp_path: P
     assert "with_name('schedule.csv')" in program.files["hexiopt_plan.py"]
     schedule = loaded(program.files["schedule.csv"], tmp_path, num_ranks * chunks, batches)
     assert schedule.stage_index_to_group_rank == {k: k % num_ranks for k in range(num_ranks * chunks)}
-    assert [[(a.stage_index, a.computation_type.value, a.microbatch_index) for a in schedule.pipeline_order[rank]]
-            for rank in range(num_ranks)] == [list(map(tuple, own)) for own in lists_of(problem, plan)]  # fmt: skip
+    assert [[str(action) for action in schedule.pipeline_order[rank]] for rank in range(num_ranks)] == [
+        list(map(str, actions)) for actions in lists_of(problem, plan)
+    ]
     run_by_meeting(schedule.pipeline_order_with_comms, num_ranks, num_ranks * chunks)
 
 
@@ -98,11 +99,11 @@ def run_by_meeting(ranks: dict[int, list[Any]], num_ranks: int, num_stages: int)
 
     while any(todo.values()):
         ran = False
-        for own in todo.values():
-            while own and runs(*own[-1]):
-                ended.add(own.pop())
+        for left in todo.values():
+            while left and runs(*left[-1]):
+                ended.add(left.pop())
                 ran = True
-        assert ran, f"ranks wait at {[own[-1] for own in todo.values() if own]}"
+        assert ran, f"ranks wait at {[left[-1] for left in todo.values() if left]}"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -212,20 +213,22 @@ def train(text: str, folder: Path, num_ranks: int, num_stages: int, rank: int) -
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    own = {k: part for k, part in enumerate(small_model(num_stages)) if k % num_ranks == rank}
-    stages = [PipelineStage(part, k, num_stages, "cpu") for k, part in own.items()]
+    parts = {k: part for k, part in enumerate(small_model(num_stages)) if k % num_ranks == rank}
+    stages = [PipelineStage(part, k, num_stages, "cpu") for k, part in parts.items()]
     schedule = _PipelineScheduleRuntime(stages, BATCHES, loss_fn=loss_of, scale_grads=False)
     (folder / f"{rank}.csv").write_text(text)
     schedule._load_csv(str(folder / f"{rank}.csv"))
     inputs, targets = data()
-    schedule.step(*([inputs] * (rank == 0)), **({"target": targets} if num_stages - 1 in own else {}))
-    return {k: [weight.grad.tolist() for weight in part.parameters()] for k, part in own.items()}
+    schedule.step(*([inputs] * (rank == 0)), **({"target": targets} if num_stages - 1 in parts else {}))
+    return {k: [weight.grad.tolist() for weight in part.parameters()] for k, part in parts.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_model_that_runs_the_lists_gets_the_gradients_of_one_process(chunks: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
+    from torch.testing import assert_close
+
     from tests.runtime.ranks import run_ranks
 
     for seed in range(1000):
@@ -234,10 +237,10 @@ def test_a_model_that_runs_the_lists_gets_the_gradients_of_one_process(chunks: i
             break
     pipelines = tuple(replace(pipeline, num_micro_batches=BATCHES) for pipeline in plan.pipelines)
     text = torch_lists(plan, PlanPricer(problem).place_pipelines(replace(plan, pipelines=pipelines))).csv
-    found = run_ranks(3, partial(train, text, tmp_path, 3, 3 * chunks))
+    gradients = run_ranks(3, partial(train, text, tmp_path, 3, 3 * chunks))
     parts, (inputs, targets) = small_model(3 * chunks), data()
     loss_of(torch.nn.Sequential(*parts)(inputs), targets).backward()
-    trained = {k: own for rank in found for k, own in rank.items()}
+    trained = {k: stage for rank in gradients for k, stage in rank.items()}
     for k, part in enumerate(parts):
-        for weight, own in zip(part.parameters(), trained[k], strict=True):
-            torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), weight.grad, rtol=1e-12, atol=1e-12)
+        for weight, gradient in zip(part.parameters(), trained[k], strict=True):
+            assert_close(torch.tensor(gradient, dtype=torch.float64), weight.grad, rtol=1e-12, atol=1e-12)
