@@ -8,6 +8,9 @@
 
 # %%
 import hexiopt as hx
+from experiments.studies.orders.comparison import compare, summary
+from experiments.studies.orders.picture import draw_beside_optimum, draw_ratios
+from experiments.studies.orders.pipelines import sample
 
 hx.solvers()
 
@@ -111,3 +114,32 @@ hx.plot.bars(shares, unit="step time (ms)").figure
 # `optimal` means that bound and plan coincide. The gap between the last two bars is what the proof had to close: the
 # bound without a search knows only the speed of the GPUs, not that layers are whole, that pipelines have bubbles and
 # that messages take time.
+
+# %% [markdown]
+# ## Optimal schedules of small pipelines
+#
+# Solvers choose stages; in which order a stage runs its micro-batches, the schedule says. How much would a better order
+# give? For small pipelines constraint programming answers: of all orders of forwards, backwards and gradients of
+# weights that memory has room for, it finds the one that ends first, and proves it. Random pipelines of 2 to 5 unlike
+# stages and 3 to 8 micro-batches, in ticks; the gradients of weights of a micro-batch are one block. This is a step of
+# the first with split backwards, in the order of 1F1B, and below it the optimal schedule. Numbers are micro-batches.
+
+# %%
+draw_beside_optimum(sample(1)[0])
+
+# %% [markdown]
+# Stage 2 is the slowest. Under 1F1B it has three micro-batches in flight and waits for the first to come back; the
+# optimal schedule has it run five forwards before, for which there is memory.
+#
+# Is that all? For forty pipelines the order is also that of 1F1B with other numbers of micro-batches in flight, `the
+# best` of all that fit into memory and do not rise from stage to stage. Whole backwards compute both gradients at once.
+
+# %%
+compared = compare(sample(40))
+summary(compared)
+
+# %%
+draw_ratios(compared)
+
+# %% [markdown]
+# It is almost all: with the best numbers in flight few pipelines are left more than 2 % from the optimum.

@@ -1,6 +1,6 @@
 """The pipeline schedules that trainers run, the first by preference, each with the trainer's word for it, if any."""
 
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
+from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 
 TRAINER_SCHEDULES: dict[str, dict[Schedule, str]] = {
@@ -10,5 +10,7 @@ TRAINER_SCHEDULES: dict[str, dict[Schedule, str]] = {
     "flashflex": {ONE_F_ONE_B: "1F1B", GPIPE: "Gpipe"},
     "galvatron": {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"},
     "megatron": {ONE_F_ONE_B: "", INTERLEAVED: ""},
-    "torchtitan": {ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B", GPIPE: "GPipe"},
+    # Split ones are given as lists; their words only say that ranks have one virtual stage, or several.
+    "torchtitan": {ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B", GPIPE: "GPipe"}
+    | dict(zip(SPLIT_SCHEDULES, ("1F1B", "Interleaved1F1B"), strict=True)),
 }

@@ -8,7 +8,7 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, StageFacts
-from hexiopt.report.style import INK, PAPER, count, mix, stage_colour
+from hexiopt.report.style import count, operation_colour, stage_colour
 
 _MOST_RUNS = 5  # of equal stages, in a row
 
@@ -41,12 +41,8 @@ class PipelineRow:
         return stage_colour(self.hue, stage.number, len(self.stages))
 
     def operation_colour(self, stage: int, kind: str) -> str:
-        """The colour of a forward, the stage's colour lightened; of a backward, one nearer to the pipeline's hue; or of
-        gradients of weights, darker."""
-        colour = self.stage_colour(self.stages[stage])
-        if kind == "forward":
-            return mix(colour, PAPER, 0.5)
-        return mix(colour, INK, 0.35) if kind == "weights" else mix(colour, stage_colour(self.hue, 0, 1), 0.45)
+        """The colour of a stage's operations of a kind."""
+        return operation_colour(self.hue, self.stages[stage].number, len(self.stages), kind)
 
 
 @dataclass(frozen=True, slots=True)

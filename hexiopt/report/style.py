@@ -48,6 +48,15 @@ def stage_colour(pipeline: int, stage: int, num_stages: int) -> str:
     return mix(hue, PAPER, _LIGHTEST * stage / max(1, num_stages - 1))
 
 
+def operation_colour(pipeline: int, stage: int, num_stages: int, kind: str) -> str:
+    """The colour of a forward, the stage's colour lightened; of a backward, one nearer to the pipeline's hue; or of
+    gradients of weights, darker."""
+    colour = stage_colour(pipeline, stage, num_stages)
+    if kind == "forward":
+        return mix(colour, PAPER, 0.5)
+    return mix(colour, INK, 0.35) if kind == "weights" else mix(colour, stage_colour(pipeline, 0, 1), 0.45)
+
+
 def ink_on(colour: str) -> str:
     """The colour of legible text on `colour`: white where WCAG's contrast of large text is kept, else dark."""
     return PAPER if (1.05 / (_luminance(colour) + 0.05)) >= 3.0 else INK

@@ -3,15 +3,19 @@
 Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp)
 (`torchtitan/distributed/parallel_dims.py`).
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
+Where backwards are split, a CSV file says what each rank computes (`torch_lists.py`).
 """
 
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
+from hexiopt.exports.trainers.torch_lists import TorchLists, torch_lists
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import LLAMA_FAMILY
@@ -19,6 +23,7 @@ from hexiopt.problem.problem import Problem
 
 TARGET = "torchtitan 0.3"
 FILE, MODULE = "hexiopt_plan.py", "hexiopt_plan"
+LISTS = "schedule.csv"
 _SCHEDULES = TRAINER_SCHEDULES["torchtitan"]
 _PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 _GRADIENTS = ("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
@@ -35,7 +40,18 @@ def _modules(parts: list[int]) -> list[list[str]]:
     return modules
 
 
-def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str:
+def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
+    """What each rank computes. Raises InputError for a plan that recomputes."""
+    if policy != "none":
+        raise InputError(
+            "export.format: torchtitan cannot express the plan: its backwards are split and recompute layers, which "
+            "torch does once more for each of a layer's weights; plan with workload.recompute=none, or another "
+            "workload.schedule"
+        )
+    return torch_lists(plan, PlanPricer(problem).place_pipelines(plan))
+
+
+def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists: bool) -> str:
     lines = [
         f'"""For {TARGET}: torchrun -m torchtitan.train --module {MODULE} --config plan.',
         "",
@@ -43,6 +59,7 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str
         *(f"Note: {note}." for note in notes),
         '"""',
         "",
+        *["from pathlib import Path", ""] * lists,
         "from torchtitan.distributed.activation_checkpoint import FullAC",
         "from torchtitan.models.llama3.config_registry import llama3_8b as base",
         "",
@@ -55,6 +72,9 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...]) -> str
             lines += [f"    config.{key} = [", *(f"        {part!r}," for part in value), "    ]"]
         else:
             lines.append(f"    config.{key} = {value!r}")
+    if lists:
+        path = f"str(Path(__file__).with_name({LISTS!r}))"
+        lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
     lines.append(f"    config.activation_checkpoint = {'FullAC.Config()' if policy == 'full' else None}")
     return "\n".join([*lines, "    return config"]) + "\n"
 
@@ -64,7 +84,10 @@ class TorchTitanFormat(Trainer):
 
     name = "torchtitan"
     target = TARGET
-    expresses = "pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy"
+    expresses = (
+        "pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy; split backwards "
+        "without recompute"
+    )
     schedules = TRAINER_SCHEDULES["torchtitan"]
     precisions = tuple(_PRECISIONS)
     choices = EVEN | {"workload.optimizer_sharding": ("2", "3", "0"), "workload.recompute": ("full", "none")}
@@ -110,17 +133,24 @@ class TorchTitanFormat(Trainer):
             }
         elif grid.samples != grid.num_micro_batches * grid.samples:
             values["training.local_batch_size"] = grid.samples  # the rest is accumulated
-        notes = (
-            *grid.notes(),
+        notes = grid.notes()
+        lists = _lists(problem, plan, policy) if schedule.splits and grid.num_stages > 1 else None
+        if lists is not None:
+            values["compile.enable"] = False  # torch refuses it for split backwards of its own
+            notes += (
+                "torch puts off gradients of weights by stage, not by layer, and holds activations until then: by the "
+                f"clock its pipelines end after {lists.end_s:.4g} s, those of the plan after {lists.planned_s:.4g} s",
+            )
+        notes += (
             "the model is that of the configuration which the file imports as `base`; change it to yours",
             *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
         )
-        text = _text(values, policy, notes)
+        text = _text(values, policy, notes, lists is not None)
         command = f"-m torchtitan.train --module {MODULE} --config plan"
         return Program(
             grid.stage_major(),
             command,
-            {FILE: text},
+            {FILE: text, **({} if lists is None else {LISTS: lists.csv})},
             setup='export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
             notes=notes,
         )

@@ -176,7 +176,7 @@ def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str
 
 
 def _schedule(settings: FileSettings) -> Schedule:
-    names = {word: schedule for schedule, word in TRAINER_SCHEDULES["torchtitan"].items()}
+    names = {word: schedule for schedule, word in TRAINER_SCHEDULES["torchtitan"].items() if not schedule.splits}
     names["interleaved_1f1b"] = names["Interleaved1F1B"]
     key = _name_in_use(settings, "pipeline_parallel_schedule", "parallelism", "experimental", "training")
     return settings.word(key, names, "1F1B")

@@ -1,0 +1,52 @@
+"""Our orders of random pipelines beside their optimal schedules, pipeline by pipeline and in all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
+
+import pandas as pd
+
+from experiments.studies.orders.optimum import EFFORT, optimum
+from experiments.studies.orders.pipelines import SmallPipeline, Ticks, clock_spans, clock_ticks
+
+NAMES = {False: "whole", True: "split"}
+
+DepthRule = Callable[[SmallPipeline, bool], Sequence[Ticks]]
+"""Of a pipeline, and of whether its backwards are split: the numbers of micro-batches in flight [stages] to try."""
+
+
+def depths_that_fit(pipeline: SmallPipeline) -> list[Ticks]:
+    """All numbers of micro-batches in flight [stages] that fit into memory and do not rise from stage to stage, so that
+    none waits for ever."""
+    ranges = [range(1, pipeline.most_depth(s) + 1) for s in range(pipeline.num_stages)]
+    return [depths for depths in product(*ranges) if all(a >= b for a, b in pairwise(depths))]
+
+
+RULES: Mapping[str, DepthRule] = {
+    "1F1B's": lambda pipeline, split: [pipeline.usual_depths],
+    "the best": lambda pipeline, split: depths_that_fit(pipeline),
+}
+
+
+def compare(
+    pipelines: Sequence[SmallPipeline], effort: float = EFFORT, rules: Mapping[str, DepthRule] = RULES
+) -> pd.DataFrame:
+    """Rows of each pipeline: with whole and with split backwards, with the best depths that each of the `rules` tries.
+    `ratio` is ours over the shortest schedule found, and `proved` whether none is shorter."""
+    rows = []
+    for number, pipeline in enumerate(pipelines):
+        for split, backwards in NAMES.items():
+            best = optimum(pipeline, split, clock_spans(pipeline, split), effort)
+            for rule, depths_of in rules.items():
+                ours = min(clock_ticks(pipeline, split, depths) for depths in depths_of(pipeline, split))
+                row = {"pipeline": number, "backwards": backwards, "in flight": rule}
+                rows.append({**row, "ratio": ours / best.ticks, "proved": best.is_proved})
+    return pd.DataFrame(rows)
+
+
+def summary(compared: pd.DataFrame) -> pd.DataFrame:
+    """How near ours are to the optimum: numbers of pipelines, the mean and the worst, in per cent."""
+    above = compared.assign(above=100 * (compared["ratio"] - 1)).groupby(["backwards", "in flight"], sort=False)
+    shares = above["above"]
+    counts = {f"within {most} %": shares.agg(lambda values, most=most: int((values <= most).sum())) for most in (2, 8)}
+    figures = {"mean (%)": shares.mean().round(2), "worst (%)": shares.max().round(2), "proved": above["proved"].sum()}
+    return pd.DataFrame({"pipelines": above.size(), **counts, **figures}).reset_index()
