@@ -78,7 +78,9 @@ class LateBytes:
     """What executors hold of the weight gradients that they put off, remembered by their orders."""
 
     def __init__(self) -> None:
-        self._more_bytes = Memo(lambda key: _more_bytes(*key), _MEMO_SIZE)
+        self._more_bytes: Memo[tuple[Footprint, tuple[int, ...], Order], float] = Memo(
+            lambda key: _more_bytes(*key), _MEMO_SIZE
+        )
 
     def add(
         self, stages: Sequence[StageCost], late: Sequence[LateWeights], orders: Sequence[Order]

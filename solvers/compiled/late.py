@@ -115,7 +115,7 @@ def set_orders(tables: Any, work: Any, state: Any, p: int) -> None:
 
 
 @kernel
-def begin_s(column: Any, ready_s: float, over_bytes: float) -> float:
+def begin_s(column: Any, ready_s: float, over_bytes: float) -> Any:
     """When a stage begins an operation whose input is there at `ready_s`, after the layers put off that it computes
     until then, or whose memory the operation needs: `over_bytes` more than there is room for."""
     now_s, layers = column.busy_s, 0
@@ -151,7 +151,7 @@ def run_backward(column: Any, stage: Any, ready_s: float) -> None:
 
 
 @kernel
-def end_late_s(columns: Any, arrivals: Any, stages: Any, p: int, count: int, batches: int, period: float) -> float:
+def end_late_s(columns: Any, arrivals: Any, stages: Any, p: int, count: int, batches: int, period: float) -> Any:
     """The end of a pipeline of forwards and backwards in turns whose stages have `depth` micro-batches in flight at
     most; `early_s` of its stages. Exact, for one executor a stage, up to `_TIMED` micro-batches a stage; each further
     one takes a `period`. `arrivals` [stages, `MOST_ARRIVALS`]: scratch."""

@@ -161,5 +161,5 @@ def clock_spans(pipeline: SmallPipeline, split: bool, depths: Ticks | None = Non
     placed = _placed(pipeline, split, depths)
     lanes = zip(placed.plain_messages, placed.lanes.by_message(), strict=True)
     links = [link_of(0, message, lane.fixed_s, pipeline.num_stages) for message, lane in lanes]
-    running = {0: (pipeline.num_micro_batches, [(times,) for times in placed.graph.operation_s()])}
+    running = {0: [(times,) for times in placed.graph.operation_s()]}
     return list(Step(running, placed.schedule, links, dict(enumerate(FairShares().orders([placed])))).spans())

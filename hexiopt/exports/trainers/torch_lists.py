@@ -71,7 +71,7 @@ def torch_lists(plan: Plan, placed: Sequence[PlacedPipeline]) -> TorchLists:
     check_lists(ranks, lines[0].num_micro_batches)
     most = max(map(_peak_memory, ranks, _micro_batch_memory(lines[0], shares)))
     assert most <= ROOM, f"ranks hold {most:.3f} of the memory that they have for activations"
-    running = {p: (line.num_micro_batches, stage_times(line)) for p, line in enumerate(lines)}
+    running = {p: stage_times(line) for p, line in enumerate(lines)}
     links = [link for p, line in enumerate(lines) for link in links_of(p, line)]
     spans = Step(running, plan.schedule, links, dict.fromkeys(running, orders)).spans()
     return TorchLists(ranks, max([span.end_s for span in spans]), max(planned_s))
