@@ -88,14 +88,8 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
             for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
                 key: Hashable = (e, p, s)
                 if not isinstance(stage.parallelism, SequenceParallel):
-                    key = (
-                        facts.model.tp_group(devices),
-                        stage.num_layers,
-                        stage.recompute,
-                        stage.in_flight,
-                        cost,
-                        samples[e],
-                    )
+                    shape = stage.num_layers, stage.recompute, (p, s) in others and stage.in_flight
+                    key = facts.model.tp_group(devices), shape, cost, samples[e]
                 if key in seen:
                     continue
                 seen.add(key)

@@ -12,9 +12,9 @@ from hexiopt.numbers.coefficients import FRAGMENTATION
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import SPLIT_SCHEDULES
+from hexiopt.schedules.registry import ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.simulation.engine import Span
-from tests.hexiopt.cost.test_late_weights import chosen, ends_of
+from tests.hexiopt.cost.test_late_weights import chosen, ends_of, late_bytes
 from tests.hexiopt.plan.test_depths import DEPTHS
 from tests.spans import all_spans
 from tests.strategies import problems_with_depths
@@ -75,6 +75,24 @@ def test_as_much_is_held_as_the_simulation_says(pair: tuple[Problem, Plan]) -> N
             )
             more = held + memory.buffers - without.activations - without.logits - without.buffers
             assert memory.reserve - without.reserve == pytest.approx(FRAGMENTATION * more, abs=1e-6 * without.total)
+
+
+@given(problems_with_depths(ZB))
+def test_what_is_put_off_is_held_beside_as_many_micro_batches(pair: tuple[Problem, Plan]) -> None:
+    """Beside those of the same depths under 1F1B, as the order has it, operation by operation."""
+    problem, plan = pair
+    model = PlanPricer(problem)
+    cost, whole = model.price(plan), model.price(replace(plan, schedule=ONE_F_ONE_B))
+    assert cost.fits or not whole.fits
+    for placed, priced, before, orders in zip(
+        model.place_pipelines(plan), cost.pipelines, whole.pipelines, model.orders(plan), strict=True
+    ):
+        splits = iter(placed.graph.split)
+        for stage, was, order in zip(priced.stages, before.stages, orders, strict=True):
+            for executor, without in zip(stage.executors, was.executors, strict=True):
+                more = executor.memory.activations - without.memory.activations
+                late = late_bytes(executor, next(splits), order)
+                assert more == pytest.approx(late, abs=1e-6 * without.memory.total)
 
 
 def most_held(computed: list[Span]) -> int:
