@@ -149,7 +149,7 @@ class Chains:
         terms = by_class[0]
         # Interleaved pipelines have at least as many micro-batches as stages.
         fewest = [max(shape.least_stages, after + 1) if shape.is_interleaved else 1 for after in range(len(terms))]
-        few = many = np.concatenate([self._seconds_behind(own) for own in by_class], axis=1)
+        few = many = np.concatenate([self._seconds_behind(row) for row in by_class], axis=1)
         enough = np.zeros(len(terms), np.int64)
         if not shape.free_depth:  # else no stage has more in flight than there are micro-batches
             few = self._seconds_behind([term.with_micro_batches(n) for term, n in zip(terms, fewest, strict=True)])
@@ -160,7 +160,7 @@ class Chains:
         )
         self._numbers = types.numbers(shape.late)
         numbers = np.tile(self._numbers, len(by_class))  # every type once for each class of depths
-        ahead = np.array([[term.forwards_ahead for term in own] for own in by_class])
+        ahead = np.array([[term.forwards_ahead for term in row] for row in by_class])
         ahead = ahead.repeat(len(self._numbers), axis=0).T
         self._rows = Rows(
             types.kind[numbers],

@@ -111,7 +111,7 @@ class Problem(Value):
         """The schedule that searches begin with, for pipelines whose stages hold one layer range each: as
         `default_schedule`, but split where it may be."""
         first = default_schedule(self.workload)
-        return next((each for each in self.schedules if each.splits and each.whole() == first), first)
+        return next((late for late in self.schedules if late.splits and late.whole() == first), first)
 
     @property
     def plans_in_words(self) -> str:

@@ -201,7 +201,7 @@ def summary_table(facts: PlanFacts) -> RenderableType:
         table.add_row(Text(a), Text(b, "bold" if k == 0 else ""), Text(c), Text(d))
     lines: list[RenderableType] = [Text(headline(facts.problem), style="bold"), table]
     lines += [Text(f"{label}: {text}") for label, text in facts.money]
-    lines += map(Text, proved(facts))
+    lines += map(Text, known_bounds(facts))
     if not facts.cost.fits:
         lines.append(Text(misfit(facts), style="bold red"))
     if facts.unused_devices:
@@ -254,7 +254,7 @@ def bound(facts: PlanFacts) -> Pairs:
     return [("lower bound", f"{seconds(known[0])} (gap {known[1]:.1%})")] if known else []
 
 
-def proved(facts: PlanFacts) -> list[str]:
+def known_bounds(facts: PlanFacts) -> list[str]:
     """A sentence for each lower bound that is known: of every plan, and of the part of the plan space that the solver
     searched."""
     problem, known, known_part = facts.problem, facts.bound(), facts.bound("own_lower_bound_s")

@@ -79,7 +79,7 @@ def report_html(facts: PlanFacts, *, trajectory: Sequence[Point] = (), command: 
         rows=rows,
         memory_parts=[(part, style.MEMORY_LABELS[part], style.MEMORY_COLOURS[part]) for part in MEMORY_PARTS],
         memory_words=style.memory_words(problem.space),
-        bounds=table.proved(facts),
+        bounds=table.known_bounds(facts),
         chart=_chart(trajectory, facts) if trajectory else None,
         machines=[(len(span), problem.cluster.machines[span[0]]) for span in specs[:_MAX_MACHINE_TYPES]],
         problem_json=json.dumps(problem_to_dict(problem), indent=1, ensure_ascii=False, default=str),

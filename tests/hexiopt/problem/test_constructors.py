@@ -20,7 +20,7 @@ from hexiopt.problem.machine import IntraLink, Machine
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.network import Group, Link
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space
+from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from tests.strategies import JSON, LAB
@@ -136,7 +136,7 @@ def test_workloads_of_python_and_of_files_obey_the_same_rules(name: str, value: 
 @given(st.sampled_from([field.name for field in fields(Space) if field.name != "exclude"]), JSON)
 def test_spaces_of_python_and_of_files_obey_the_same_rules(name: str, value: Any) -> None:
     assume(value is not None)
-    bounds = {name: value} if name in ("num_pipelines", "num_stages", "max_tp") else {}
+    bounds = {name: value} if name in BOUNDS else {}
     freedoms = {} if bounds else {name: value}
 
     def read() -> Space:

@@ -23,7 +23,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies
 from hexiopt.report.facts import PlanFacts
-from hexiopt.report.table import bound, restricted_bound
+from hexiopt.report.table import bound, known_bounds
 from hexiopt.solving import Budget, Progress
 from hexiopt.solving.result import Result, Status
 from solvers.frame.infeasible import memory_infeasibility
@@ -263,7 +263,7 @@ def test_plan_file_and_table_tell_both_bounds() -> None:
     facts = PlanFacts(problem, result.plan, result.cost, solver_to_dict(result))
     [(name, words)] = bound(facts)
     assert name.strip() == "lower bound"
-    [said] = restricted_bound(facts)
+    _, said = known_bounds(facts)
     assert "one stage each, with tokens in multiples of 1/4 of a sequence" in said
     assert said.endswith("(gap 0.0%).")
     assert words.endswith("%)")
