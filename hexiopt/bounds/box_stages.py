@@ -15,10 +15,9 @@ class Rows(NamedTuple):
     """Stage types, as in `StageTypes`, and their seconds for the stages of one schedule family.
 
     `many` and `few` are forward and backward seconds [following stages, types, layers + 1] with many micro-batches and
-    with fewer than `enough` [following stages]; `ahead` [following stages, types] is the most forwards a stage runs
-    ahead.
-    `split`: backwards may be, and journeys leave out weight gradients, `late_s` seconds of a layer. All stages but the
-    first wait for a share `elsewhere` of the journeys of others, 1 where backwards are whole.
+    with fewer than `enough` [following stages]; `ahead` [following stages, types]: the most forwards that a stage runs
+    ahead. `split`: backwards may be, and journeys leave out weight gradients, `late_s` seconds of a layer. All stages
+    but the first wait for a share `elsewhere` of the journeys of others, 1 where backwards are whole.
     `nested`: a stage has one layer range, and no more micro-batches in flight than those with more stages after it.
     `shown`: the share of sync that follows the last backward (`sync_room_s`).
     """

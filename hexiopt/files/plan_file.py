@@ -214,7 +214,8 @@ def on_problem(plan: Plan, old: Problem, problem: Problem, where: str = "plan") 
             )
         pipeline["num_micro_batches"] = count
         for stage in pipeline["stages"]:
-            stage |= {key: min(stage[key], count) for key in ("in_flight",) if key in stage}
+            if "in_flight" in stage:
+                stage["in_flight"] = min(stage["in_flight"], count)
     return plan_from_section(Section(data, where), problem.cluster)
 
 

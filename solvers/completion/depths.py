@@ -49,10 +49,12 @@ def _deepen(
 
 
 def _room(stage: Stage, cost: StageCost, size: int, first: bool, last: bool, model: StageModel) -> int:
-    """How many micro-batches more than it has in flight a stage has memory for."""
+    """How many micro-batches more than it has in flight a stage has memory for, each with a message in a queue."""
     rooms = []
     executors = zip(stage.parallelism.executors, stage.parallelism.samples(size), cost.executors, strict=True)
     for devices, samples, executor in executors:
-        (stored,) = model.footprint(model.tp_groups.of(devices), samples, stage.policies(), first, last).stored
-        rooms.append(int(-executor.excess_bytes / (1 + FRAGMENTATION) / stored))
+        group = model.tp_groups.of(devices)
+        (stored,) = model.footprint(group, samples, stage.policies(), first, last).stored
+        message = model.memory_model(group, samples).activations.message
+        rooms.append(int(-executor.excess_bytes / (1 + FRAGMENTATION) / (stored + message)))
     return max(0, min(rooms))

@@ -7,6 +7,7 @@ import pandas as pd
 
 from experiments.studies.orders.optimum import EFFORT, optimum
 from experiments.studies.orders.pipelines import SmallPipeline, Ticks, clock_spans, clock_ticks
+from hexiopt.schedules.depth import round_trip_depths
 
 NAMES = {False: "whole", True: "split"}
 
@@ -21,8 +22,19 @@ def depths_that_fit(pipeline: SmallPipeline) -> list[Ticks]:
     return [depths for depths in product(*ranges) if all(a >= b for a, b in pairwise(depths))]
 
 
+def depths_of_plans(pipeline: SmallPipeline, split: bool) -> list[Ticks]:
+    """What plans try: the numbers of 1F1B, and no fewer than a round trip asks for (`round_trip_depths`)."""
+    p, waited = pipeline.num_stages, zip(pipeline.forward, pipeline.backward, pipeline.weights, strict=True)
+    seconds, late_s = [float(sum(ticks)) for ticks in waited], [float(w) * split for w in pipeline.weights]
+    messages_s = [(float(a), float(b)) for a, b in zip(pipeline.ahead, pipeline.back, strict=True)]
+    most = [pipeline.most_depth(s) for s in range(p)]
+    asked = round_trip_depths(seconds, late_s, messages_s, pipeline.num_micro_batches, most)
+    return [pipeline.usual_depths, tuple(map(max, asked, pipeline.usual_depths))]
+
+
 RULES: Mapping[str, DepthRule] = {
     "1F1B's": lambda pipeline, split: [pipeline.usual_depths],
+    "those of plans": depths_of_plans,
     "the best": lambda pipeline, split: depths_that_fit(pipeline),
 }
 

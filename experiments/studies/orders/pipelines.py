@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hexiopt.cost.clock.clock import Clock
 from hexiopt.cost.clock.folding import PipelineLanes
@@ -10,11 +9,8 @@ from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.sharing import FairShares
 from hexiopt.plan.messages import executor_links, messages_of
 from hexiopt.schedules.graph import pipeline_graph
-from hexiopt.schedules.one_f_one_b import OneFOneB
-from hexiopt.schedules.operation import BACKWARD_TURN, FORWARD_TURN
-from hexiopt.schedules.schedule import Programme, StagePosition
+from hexiopt.schedules.registry import ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.schedules.split import Footprint, LateWeights
-from hexiopt.schedules.zero_bubble import ZeroBubble
 from hexiopt.simulation.engine import Span, Step, link_of
 
 Ticks = tuple[int, ...]
@@ -90,46 +86,12 @@ def sample(count: int, seed: int = 0) -> list[SmallPipeline]:
     return [random_pipeline(rng) for _ in range(count)]
 
 
-def _programme(at: StagePosition, depth: int) -> Programme:
-    """1F1B with so many micro-batches in flight."""
-    ahead = depth - 1
-    return (
-        (FORWARD_TURN, ahead),
-        (FORWARD_TURN + BACKWARD_TURN, at.num_micro_batches - ahead),
-        (BACKWARD_TURN, ahead),
-    )
-
-
-@dataclass(frozen=True)
-class DeepOneFOneB(OneFOneB):
-    """1F1B with `depths` micro-batches in flight [stages]."""
-
-    depths: Ticks
-    name: ClassVar[str] = "deep_1f1b"
-
-    def programme(self, at: StagePosition) -> Programme:
-        """As of 1F1B, with its depth."""
-        return _programme(at, self.depths[at.stage])
-
-
-@dataclass(frozen=True)
-class DeepZeroBubble(ZeroBubble):
-    """The same, split."""
-
-    depths: Ticks
-    name: ClassVar[str] = "deep_zb"
-
-    def programme(self, at: StagePosition) -> Programme:
-        """As of `DeepOneFOneB`."""
-        return _programme(at, self.depths[at.stage])
-
-
 def _placed(pipeline: SmallPipeline, split: bool, depths: Ticks | None) -> PlacedPipeline:
     """The pipeline in our order: 1F1B with `depths` micro-batches in flight, by default its own."""
     depths, p = depths or pipeline.usual_depths, pipeline.num_stages
     assert all(1 <= depth <= pipeline.most_depth(s) for s, depth in enumerate(depths)), f"depths {depths} do not fit"
     assert list(depths) == sorted(depths, reverse=True), f"depths {depths} rise, so that stages wait for ever"
-    schedule = DeepZeroBubble(depths) if split else DeepOneFOneB(depths)
+    schedule = SPLIT_SCHEDULES[0] if split else ONE_F_ONE_B
     chunk_s, late = [], []
     for f, b, w, room, a, q in zip(*pipeline.by_stage, strict=True):
         chunk_s.append(((float(f), float(b), float(w)) if split else (float(f), float(b + w)),))
@@ -139,9 +101,8 @@ def _placed(pipeline: SmallPipeline, split: bool, depths: Ticks | None) -> Place
     message_s = [
         float(pipeline.back[receiver] if backward else pipeline.ahead[sender]) for backward, sender, receiver in links
     ]
-    graph = pipeline_graph(
-        schedule, p, pipeline.num_micro_batches, tuple(range(p)), tuple(chunk_s), links, tuple(late) if split else ()
-    )
+    shape = schedule, p, pipeline.num_micro_batches, tuple(range(p))
+    graph = pipeline_graph(*shape, tuple(chunk_s), links, tuple(late) if split else (), depths)
     lanes = PipelineLanes.constant(message_s)
     return PlacedPipeline(schedule, pipeline.num_micro_batches, (), (), messages_of(samples, wraps=False), lanes, graph)
 

@@ -85,8 +85,8 @@ class Activations(Generic[Amount]):
         internals = (
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
         )
-        # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside
-        # what is converted; and the sines and cosines of all positions.
+        # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside what is
+        # converted; and the sines and cosines of all positions.
         message_bytes = float(MESSAGE_BUFFERS * workload.message_bytes(hidden))
         if workload.message_precision != TRAINING:
             message_bytes += 2.0 * width * hidden

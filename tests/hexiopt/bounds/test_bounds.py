@@ -16,6 +16,7 @@ from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.profile import Entry, Measured, Profile, Shape
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.reading import Section
@@ -110,6 +111,17 @@ def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan], time_limit_s
         assert lower_bound_s(model) <= lower_bound_s(model, time_limit_s) <= cost.step_time_s
 
 
+def profile_of(problem: Problem) -> Profile:
+    """Measured layers of micro-batches of up to 16 sequences on all GPUs of a problem, whatever they could compute."""
+    shape, entries = Shape.of(problem.model, problem.workload), []
+    for gpu in sorted({machine.gpu.name for machine in problem.cluster.machines}):
+        for tp, size in itertools.product((1, 2, 4, 8), (1, 16)):
+            seconds = 0.01 * size / tp**0.7 * (1 + len(gpu) % 3)
+            times = Measured((0.1 * seconds, 0.2 * seconds), (seconds, 1.8 * seconds), (seconds, 2 * seconds))
+            entries.append(Entry(shape, gpu, tp, size, times))
+    return Profile(tuple(entries))
+
+
 @settings(max_examples=200 if STRESS else 25)
 @given(
     pair=problems_with_plans() | roomy_problems_with_plans(),
@@ -131,6 +143,8 @@ def test_no_plan_with_split_backwards_beats_the_raised_bound(
         workload=replace(problem.workload, schedule=schedule, optimizer_sharding=sharding),
         space=replace(problem.space, split_backward=True),
     )
+    if measured:
+        problem = replace(problem, cluster=replace(problem.cluster, profile=profile_of(problem)))
     model = PlanPricer(problem)
     bound_s = lower_bound_s(model, time_limit_s)
     for one in (plan,) if named else (plan, whole):
