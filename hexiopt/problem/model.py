@@ -1,16 +1,17 @@
 """The shape of a decoder-only transformer, and its exact numbers of parameters and FLOPs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hexiopt.checks import is_number, is_whole
 from hexiopt.errors import InputError
 from hexiopt.problem.form import GPT, LLAMA, Form
-from hexiopt.problem.operators import Holder, Layer, LayerSizes, ParameterGroup, Shard, Split, decoder_layer
+from hexiopt.problem.kinds import Attention, Dense, LayerKind
+from hexiopt.problem.operators import Holder, Layer, ParameterGroup, Shard, Split, layer_of
 from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -140,9 +141,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 class ModelSpec(Value):
     """A decoder-only transformer's shape, checked once; `replace` edits it.
 
-    All layers are equal. `attention_window` (in tokens; None: full attention) applies to every layer, in GPT-Neo to
-    every second one. The runtime trains with it, but the FLOPs below are those of full causal attention, and the cost
-    model refuses a window shorter than the sequence.
+    All layers are equal, a multi-head attention and an MLP, unless `layers` states the kind of each: then heads, widths
+    and biases are those of the first attention, `ffn_size` that of the widest MLP or expert.
+    `attention_window` (in tokens; None: full attention) applies to every layer, in GPT-Neo to every second one. The
+    runtime trains with it, but the FLOPs below are those of full causal attention, and the cost model refuses a window
+    shorter than the sequence.
     `norm_eps`, `activation`, `rope_theta` and `rope_type` do not change the shape, but training needs them.
 
     Raises InputError where a value is out of `RANGES` or the architecture cannot have it.
@@ -176,6 +179,11 @@ class ModelSpec(Value):
     """`default` is plain RoPE; other names are Hugging Face's rules for scaling it."""
     form: Form | None = None
     """The form of the layers for the architecture `decoder`; None for the others, which fix it."""
+    layers: tuple[LayerKind, ...] = ()
+    """The kind of each layer by depth, for the architecture `decoder`; empty: equal layers by the fields above."""
+    extra_layers: tuple[LayerKind, ...] = ()
+    """The kinds of layers that predict further tokens (DeepSeek-V3, arXiv 2412.19437, section 2.2), each behind a
+    projection of two hidden states; they share embedding and head."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Notes on how the model was read, one line each; no part of the model."""
 
@@ -185,6 +193,7 @@ class ModelSpec(Value):
         if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
             self._fail(f"the architecture is not modelled; known: {', '.join(ARCHITECTURES)}")
         self._check_values()
+        self._check_layers()
         self._check_architecture()
 
     def __repr__(self) -> str:
@@ -212,6 +221,25 @@ class ModelSpec(Value):
             self._fail(
                 f"{self.num_heads} heads are not a multiple of {self.num_kv_heads} key-value heads; "
                 "every key-value head serves equally many heads"
+            )
+
+    def _check_layers(self) -> None:
+        if not self.layers:
+            if self.extra_layers:
+                self._fail("extra_layers stand beside layers; state the kind of each layer")
+            return
+        if self.architecture != DECODER:
+            self._fail(f"the architecture {self.architecture} has equal layers; state {DECODER} for layers of kinds")
+        if len(self.layers) != self.num_layers:
+            self._fail(f"layers has {len(self.layers)} kinds for {self.num_layers} layers; state one for each")
+        attention = next((kind.attention for kind in self.layers if kind.attention is not None), None)
+        if attention is None:
+            self._fail("no layer attends; a decoder of recurrences alone is not modelled")
+        stated = self.num_heads, self.num_kv_heads, self.head_dim
+        if stated != (attention.heads, attention.kv_heads, attention.qk_dim) or self.attention_window is not None:
+            self._fail(
+                "num_heads, num_kv_heads and head_dim are those of the first attention, and windows stand in its kind; "
+                "state them so"
             )
 
     def _check_architecture(self) -> None:
@@ -315,13 +343,55 @@ class ModelSpec(Value):
         """Width of all query heads together."""
         return self.num_heads * self.head_dim
 
-    # Parameters
+    # Layers
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The different kinds of layers, in the order of their first layers."""
+        return tuple(dict.fromkeys(self.layers)) or (self._only_kind,)
+
+    @property
+    def _only_kind(self) -> LayerKind:
+        form = self.decoder_form
+        attention = Attention(
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            qk_dim=self.head_dim,
+            v_dim=self.head_dim,
+            bias=self.attention_bias,
+            output_bias=self.output_bias,
+            qk_norm=form.qk_norm,
+            qk_norm_vectors=form.qk_norm_vectors,
+        )
+        dense = Dense(ffn_size=self.ffn_size, gated=form.gated_mlp, bias=self.mlp_bias)
+        return LayerKind((attention,), (dense,), form.norms)
+
+    def layer_of(self, kind: LayerKind) -> Layer:
+        """The operators of a layer of `kind`."""
+        return self._layer_of[kind]
+
+    @cached_property
+    def _layer_of(self) -> dict[LayerKind, Layer]:
+        kinds = dict.fromkeys((*self.kinds, *self.extra_layers))
+        return {kind: layer_of(self.decoder_form, self.hidden_size, kind) for kind in kinds}
+
+    @property
+    def equal_layers(self) -> bool:
+        """Whether all layers are of one kind, and none predicts further tokens."""
+        return len(self.kinds) == 1 and not self.extra_layers
 
     @cached_property
     def layer(self) -> Layer:
-        """The operators of one decoder layer."""
-        sizes = (getattr(self, name) for name in LayerSizes._fields)
-        return decoder_layer(self.decoder_form, LayerSizes(*sizes))
+        """The operators of one decoder layer, where all are equal."""
+        assert self.equal_layers, "layers of several kinds have operators of their own"
+        return self._layer_of[self.kinds[0]]
+
+    @cached_property
+    def _count_of(self) -> Mapping[LayerKind, int]:
+        """The number of layers of each kind."""
+        return Counter(self.layers) or {self.kinds[0]: self.num_layers}
+
+    # Parameters
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -330,14 +400,19 @@ class ModelSpec(Value):
         tied, untied = (matrix, Split()) if self.tied_embeddings else (Split(), matrix)
         embedding = (self.learned_positions + form.embedding_norm * form.norm_vectors) * hidden + self._projection
         head = self.final_norm_params + self._projection + form.head_bias * self.vocab_size
-        rows: tuple[tuple[Holder, Split, Split], ...] = (
-            ("layer", self.layer.params, self.layer.vectors),
+        rows: list[tuple[Holder, Split, Split]] = [
             ("ends", tied, Split()),
             ("first", untied._replace(whole=embedding), Split()),
             ("last", untied._replace(whole=head), Split(self.final_norm_params)),
-        )
-        whole = largest_shard(self, 1)
-        return tuple(ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows)
+        ]
+        layers = [self._layer_of[kind] for kind in self.kinds]
+        whole = layers[0].shard(1, self.vocab_size)
+        of_layers = [
+            ParameterGroup("layer", layer.num_params, layer.params, layer.vectors, number)
+            for number, layer in enumerate(layers)
+        ]
+        ends = [ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows]
+        return (*of_layers, *ends)
 
     def params_of(self, *holders: Holder) -> int:
         """Parameters of all groups that any of `holders` holds."""
@@ -345,8 +420,8 @@ class ModelSpec(Value):
 
     @cached_property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer."""
-        return self.params_of("layer")
+        """Parameters of one decoder layer, where all are equal."""
+        return self.layer.num_params
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -370,8 +445,23 @@ class ModelSpec(Value):
 
     @property
     def num_params(self) -> int:
-        """All parameters, a tied matrix counted once, as in published counts."""
-        return self.embedding_params + self.num_layers * self.layer_params + self.head_params
+        """All parameters, a tied matrix counted once, as in published counts, which leave out `extra_params`."""
+        layers = sum(count * self._layer_of[kind].num_params for kind, count in self._count_of.items())
+        return self.embedding_params + layers + self.head_params
+
+    @property
+    def extra_params(self) -> int:
+        """Parameters of layers that predict further tokens: the layer, a projection of two hidden states to one, and
+        the norms of both and of the output."""
+        beside = 2 * self.hidden_size**2 + 3 * self.hidden_size * self.decoder_form.norm_vectors
+        return sum(self._layer_of[kind].num_params + beside for kind in self.extra_layers)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that a token is multiplied by or added to: of experts, those of as many as it goes to; a look-up
+        in the embedding counts none."""
+        idle = sum(count * self._layer_of[kind].idle_params for kind, count in self._count_of.items())
+        return self.num_params - idle - (0 if self.tied_embeddings else self.vocabulary_params)
 
     @property
     def _projection(self) -> int:
@@ -381,12 +471,23 @@ class ModelSpec(Value):
 
     @property
     def layer_gemm_flops_per_token(self) -> int:
-        """Forward FLOPs per token of one layer's weight matrices."""
-        return 2 * sum(weights for _, weights in self.layer.on(largest_shard(self, 1)).products)
+        """Forward FLOPs per token of one layer's weight matrices, where all layers are equal."""
+        return 2 * self.layer.active_weights
 
     def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of one layer's scores and weighted values: 2·s·q, causal half of 4·s·q."""
-        return 2 * seq_len * self.q_size
+        """Forward FLOPs per token of one layer's scores and weighted values, causal half of 4·s·q, where all layers are
+        equal."""
+        return round(self.layer.mixing_flops_per_token(seq_len))
+
+    def layers_flops_per_token(self, seq_len: int) -> float:
+        """Forward FLOPs per token of all layers; with those that predict further tokens, their projection and the head
+        once more for each."""
+        of = {
+            kind: 2 * layer.active_weights + layer.mixing_flops_per_token(seq_len)
+            for kind, layer in self._layer_of.items()
+        }
+        further = [of[kind] + 4 * self.hidden_size**2 + self.head_flops_per_token for kind in self.extra_layers]
+        return sum(count * of[kind] for kind, count in self._count_of.items()) + sum(further)
 
     @property
     def embedding_flops_per_token(self) -> int:
@@ -405,8 +506,8 @@ class ModelSpec(Value):
         3·(L·(layer GEMMs + causal attention) + embedding + head), without recompute. Megatron-LM's count (arXiv
         2104.04473, less its recompute) differs only in attention, which it counts whole.
         """
-        layer = self.layer_gemm_flops_per_token + self.attention_flops_per_token(seq_len)
-        return 3 * (self.num_layers * layer + self.embedding_flops_per_token + self.head_flops_per_token)
+        layers = round(self.layers_flops_per_token(seq_len))
+        return 3 * (layers + self.embedding_flops_per_token + self.head_flops_per_token)
 
     # As a mapping
 
@@ -415,6 +516,12 @@ class ModelSpec(Value):
         out: dict[str, Any] = {"name": self.name, "model_type": self.architecture}
         if self.form is not None:
             out |= self.form.to_dict()
+        if self.layers:
+            out |= {
+                "layer_kinds": [kind.to_dict() for kind in self.kinds],
+                "layer_pattern": [self.kinds.index(kind) for kind in self.layers],
+                "extra_layer_kinds": [kind.to_dict() for kind in self.extra_layers],
+            }
         for name, key in self._facts.keys.items():
             value = getattr(self, name)
             out[key] = float(value) if name in ("norm_eps", "rope_theta") else value
@@ -437,16 +544,5 @@ def _is_word(value: Any) -> bool:
 
 
 def largest_shard(model: ModelSpec, tp: int) -> Shard:
-    """The share of the busiest rank if heads and columns are split as evenly as whole heads allow.
-
-    Key-value heads that serve query heads of several ranks are replicated.
-    """
-    group = model.num_heads // model.num_kv_heads
-    low, extra = divmod(model.num_heads, tp)
-    kv, start = 1, 0
-    for rank in range(tp):
-        end = start + low + (rank < extra)
-        if end > start:
-            kv = max(kv, (end - 1) // group - start // group + 1)
-        start = end
-    return Shard(ceil(model.num_heads / tp), kv, ceil(model.ffn_size / tp), ceil(model.vocab_size / tp), tp)
+    """The share of the busiest rank of a model whose layers are equal: see `Layer.shard`."""
+    return model.layer.shard(tp, model.vocab_size)
