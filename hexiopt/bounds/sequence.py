@@ -58,13 +58,14 @@ def _limits_s(model: PlanPricer, gpu: Gpu) -> tuple[float, float, float]:
     clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
     seconds = []
     for tokens in (_MANY, 2 * _MANY):
-        dense = dense_times(spec, workload, clock, shard, tokens, framework)
+        dense = dense_times(spec.layer, workload, clock, shard, tokens, framework)
         passes = 1.0 + c.GEMM_BACKWARD_PASSES, 1.0 + c.MEMORY_BACKWARD_PASSES
         seconds.append(dense.before_s(*passes) + dense.after_s(*passes))
     head = [head_compute(spec, workload, gpu, 1, n * _HEADS) for n in (1, 2)]
     pairs = 0.5 * float(workload.seq_len) ** 2 * spec.num_heads
     # unfused kernels process at least the pairs that the mask leaves
     blocks = Blocks(pairs, pairs, 0.0)
-    attention_s = sum(attention_times(clock, gpu.flash_attention, spec, workload.element_bytes, blocks, framework))
+    width, fused = workload.element_bytes, gpu.flash_attention
+    attention_s = sum(attention_times(clock, fused, 4 * spec.head_dim, width, blocks, framework))
     head_s = (head[1].forward_s + head[1].backward_s - head[0].forward_s - head[0].backward_s) / _HEADS
     return (seconds[1] - seconds[0]) / _MANY * workload.seq_len, attention_s, head_s

@@ -8,8 +8,6 @@ GEMM_BACKWARD_PASSES = 2
 # FlashAttention's backward has five matrix products to the forward's two (Dao, arXiv 2307.08691, section 3.1).
 FUSED_ATTENTION_BACKWARD_PASSES = 2.5
 UNFUSED_ATTENTION_BACKWARD_PASSES = 2
-# Kernels of one layer's forward that move memory: two norms, two residual adds, rotary embedding, activation.
-LAYER_MEMORY_KERNELS = 6
 # Elements of a token's hidden vector that norms and residual adds read and write in one layer's forward:
 # a norm reads and writes (2), a residual add reads two and writes one (3), twice each.
 LAYER_HIDDEN_PASSES = 10
@@ -29,6 +27,31 @@ LOSS_BYTES = 4
 TOKEN_ID_BYTES = 8
 # Bytes of an FP32 statistic of a vector that a norm keeps: its scale; LayerNorm its mean too.
 NORM_STATISTIC_BYTES = 4
+# Keys of a block of attention kernels: of a window they compute whole blocks, of which half lies outside on average
+# (tiles of 128 keys: Dao, arXiv 2307.08691, section 3.3; Shah et al., arXiv 2407.08608).
+ATTENTION_BLOCK = 128
+# Times that a state between chunks of a recurrence moves in a forward, and kernels of the forward: chunk states are
+# made, passed on, and read (Dao and Gu, arXiv 2405.21060, section 6).
+STATE_PASSES = 4
+SCAN_KERNELS = 8
+# Tokens of the fullest rank of a group that shares experts over the mean, where a router is not forced to balance: the
+# ratio that explains each of four pairs of runs of Qwen3-235B on 256 H100 with 8 ranks a group, forced and natural
+# (yanring/Megatron-MoE-ModelZoo, e8650517, best_practice/qwen3/readme.md): 1.55, 1.59, 1.60, 1.58.
+EXPERT_IMBALANCE = 1.58
+# An all-to-all inside a machine: its rate over that of rings, 0.5968 of NVLink's (SimuMax, B200, `all2all`) over the
+# 0.7854 that rings reach (`nvlink_efficiency`), and its seconds for each doubling of the ranks (the same, 7.3 us).
+ALL_TO_ALL_OF_RING = 0.5968 / 0.7854
+ALL_TO_ALL_S = 7.3e-6
+# Share of the memory's peak rate that kernels reach which permute tokens (SimuMax, B200: 0.5008 and 0.5108).
+PERMUTE_SHARE = 0.50
+# Rows of a tile, to which the rows of each expert's product are rounded up (CUTLASS grouped products).
+TILE_ROWS = 128
+# Kernels of a router: logits, softmax, top-k, counts, and their casts; and bytes that these move for each score: FP32,
+# written or read six times.
+ROUTER_KERNELS = 8
+ROUTER_SCORE_BYTES = 24
+# Kernels that permute tokens for experts, there and back.
+PERMUTE_KERNELS = 4
 # Collectives of a layer with sequence-parallel norms (Korthikanti et al., arXiv 2205.05198, section 4.2.2):
 # all-gather and reduce-scatter around attention and MLP; the backward gathers the saved inputs again.
 TP_FORWARD_COLLECTIVES = 4

@@ -1,5 +1,5 @@
-"""What a decoder layer consists of: mixers over tokens (attention, recurrences), then mixers over channels (a dense MLP,
-experts). A model is a sequence of such kinds by depth.
+"""What a decoder layer consists of: mixers over tokens (attention, recurrences), then mixers over channels (a dense
+MLP, experts). A model is a sequence of such kinds by depth.
 
 Widths are in elements, `hidden_size` is the model's.
 """
@@ -96,6 +96,11 @@ class Attention(Part):
             self._fail("chunked attention needs a window; state it")
         if self.keys_are_values and (self.kv_rank or self.qk_dim != self.v_dim):
             self._fail("keys_are_values needs keys as wide as values, from one projection")
+
+    @property
+    def pair_flops(self) -> int:
+        """Forward FLOPs of a (query, key) pair of a head: its score, and the weighted value."""
+        return 2 * (self.qk_dim + self.v_dim)
 
     def pairs(self, seq_len: int) -> float:
         """(query, key) pairs of a head for a sequence that the mask leaves; a query and the key of its own token count

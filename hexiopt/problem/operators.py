@@ -6,7 +6,7 @@ Amounts in a row are for one token (weights aside), by the dimension along which
 (`Split`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -72,8 +72,8 @@ HOLDERS: tuple[Holder, ...] = get_args(Holder)
 class ParameterGroup(NamedTuple):
     """Parameters that the same devices hold: so many of the whole model, of one layer where each layer has such.
 
-    Each kind of layer has such a group, with its number among the model's kinds. `split` says by what a TP group divides
-    them; of these, `vectors` are norms and biases, which ZeRO-2 and 3 spread no
+    Each kind of layer has such a group, with its number among the model's kinds. `split` says by what a TP group
+    divides them; of these, `vectors` are norms and biases, which ZeRO-2 and 3 spread no
     more than ZeRO-1 does.
     """
 
@@ -121,12 +121,23 @@ class ElementwiseShare(NamedTuple):
     statistics: int
 
 
-class LayerShare(NamedTuple):
-    """What a rank of a TP group has of a layer: the weights of each matrix product with whether it stands after
-    attention, and the sums of all but parameters."""
+class Product(NamedTuple):
+    """The weights of a matrix product on a rank, whether it stands after attention, and whether sequence parallelism
+    divides its tokens."""
 
-    products: tuple[tuple[bool, int], ...]
+    after: bool
+    weights: int
+    divided: bool
+
+
+class LayerShare(NamedTuple):
+    """What a rank of a TP group has of a layer: its matrix products, the sums of all but parameters, and those of
+    operators on copies of tokens that experts take; the number of element-wise kernels."""
+
+    products: tuple[Product, ...]
     elementwise: tuple[ElementwiseShare, ...]
+    routed: ElementwiseShare
+    kernels: int
 
 
 @dataclass(frozen=True)
@@ -183,8 +194,7 @@ class Layer:
         attention, recurrent = self.kind.attention, self.kind.recurrent
         flops = 0.0 if recurrent is None else float(recurrent.scan_flops_per_token)
         if attention is not None:
-            pair_flops = 2 * attention.heads * (attention.qk_dim + attention.v_dim)
-            flops += pair_flops * attention.pairs(seq_len) / seq_len
+            flops += attention.heads * attention.pair_flops * attention.pairs(seq_len) / seq_len
         return flops
 
     @cached_property
@@ -213,13 +223,15 @@ class Layer:
         return share
 
     def _share(self, shard: Shard) -> LayerShare:
-        products = [(row.after, weights) for row in self.operators if (weights := row.weights.on(shard))]
-        elementwise = []
-        for after, divided in product((False, True), repeat=2):
-            rows = [row for row in self.operators if (row.after, row.divided) == (after, divided)]
-            sums = (_sum(map(attrgetter(name), rows)).on(shard) for name in ElementwiseShare._fields[2:])
-            elementwise.append(ElementwiseShare(after, divided, *sums))
-        return LayerShare(tuple(products), tuple(elementwise))
+        whole = [row for row in self.operators if not row.routed]
+        products = [Product(row.after, weights, row.divided) for row in whole if (weights := row.weights.on(shard))]
+        groups = [
+            _elementwise([row for row in whole if (row.after, row.divided) == at], *at, shard)
+            for at in product((False, True), repeat=2)
+        ]
+        routed = _elementwise([row for row in self.operators if row.routed], True, False, shard)
+        kernels = sum(row.moves != _NONE for row in self.operators)
+        return LayerShare(tuple(products), tuple(groups), routed, kernels)
 
 
 def served(heads: int, groups: int, tp: int) -> int:
@@ -235,6 +247,11 @@ def served(heads: int, groups: int, tp: int) -> int:
             most = max(most, (end - 1) // size - start // size + 1)
         start = end
     return most
+
+
+def _elementwise(rows: Sequence[LayerOperator], after: bool, divided: bool, shard: Shard) -> ElementwiseShare:
+    sums = (_sum(map(attrgetter(name), rows)).on(shard) for name in ElementwiseShare._fields[2:])
+    return ElementwiseShare(after, divided, *sums)
 
 
 def _sum(amounts: Iterable[Split]) -> Split:
@@ -434,6 +451,7 @@ class _Rows:
         router = LayerOperator(
             name="router",
             after=True,
+            divided=True,
             weights=Split(self.hidden * part.count),
             vectors=Split(
                 part.router_bias * part.count + part.router_vectors * self.hidden + part.expert_scales * part.count

@@ -62,11 +62,11 @@ class RateTable:
         clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(spec, 1)
         again = float(policy == "full")
         gemm, memory = 1.0 + again + c.GEMM_BACKWARD_PASSES, 1.0 + again + c.MEMORY_BACKWARD_PASSES
-        each = [dense_times(spec, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
+        each = [dense_times(spec.layer, workload, clock, shard, n * _MANY, framework) for n in (1, 2)]
         dense_s = [one.before_s(gemm, memory) + one.after_s(gemm, memory) for one in each]
         pairs = _MANY**2
         forward_s, backward_s = attention_times(
-            clock, gpu.flash_attention, spec, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
+            clock, gpu.flash_attention, 4 * spec.head_dim, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
         )
         attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
         return (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs

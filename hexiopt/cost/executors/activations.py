@@ -9,7 +9,7 @@ from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.operators import Shard
+from hexiopt.problem.operators import Layer, Shard
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.depth import MESSAGE_BUFFERS
 
@@ -23,7 +23,7 @@ class MicroBatchShare(Generic[Amount]):
     query heads share them unevenly. `gathered`: 1 where a TP group gathers `tokens` from the `between` of its ranks,
     else 0. `fused`: 1 where attention is fused, else 0; `scores`: where it is not, the (query, key) pairs of a head
     whose probabilities are stored. `parted`: 1 where an all-to-all takes heads to other devices, else 0. `travelling`:
-    bytes of buffers for all-to-all and rings.
+    bytes of buffers for all-to-all and rings. `routed`: copies of tokens that come to the device's experts.
     """
 
     between: Amount
@@ -38,6 +38,7 @@ class MicroBatchShare(Generic[Amount]):
     fused: Amount
     parted: Amount
     travelling: Amount
+    routed: Amount
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,22 @@ class Activations(Generic[Amount]):
 
     @classmethod
     def of(
-        cls, model: ModelSpec, workload: Workload, shard: Shard, share: MicroBatchShare[Amount]
+        cls,
+        model: ModelSpec,
+        workload: Workload,
+        shard: Shard,
+        share: MicroBatchShare[Amount],
+        of_layer: Layer | None = None,
     ) -> "Activations[Amount]":
-        """The bytes of a device that holds `share` of a micro-batch and `shard` of the weights.
+        """The bytes of a device that holds `share` of a micro-batch and `shard` of the weights, of `of_layer`; of any
+        layer where all are equal.
 
         Per-token bytes follow Korthikanti et al. (arXiv 2205.05198, section 4), without dropout, with true shapes.
         """
-        width, hidden, dim = workload.element_bytes, model.hidden_size, model.head_dim
-        q, kv = share.heads * dim, share.kv_heads * dim
+        width, hidden, rows = workload.element_bytes, model.hidden_size, of_layer or model.layer
+        attention = rows.kind.attention
+        dim, v_dim = (attention.qk_dim, attention.v_dim) if attention else (0, 0)
+        out, q, kv = share.heads * v_dim, share.heads * dim, share.kv_heads * (dim + v_dim)
         # Inputs of FP8 products are stored in FP8; that of the head is not.
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
@@ -73,17 +82,23 @@ class Activations(Generic[Amount]):
         final_norm += hidden * (width + (width if workload.loss_chunk_tokens is None else 0))
         # Attention stores queries, keys, values and its output, with FP8 also the projection's copy of it. After an
         # all-to-all a device stores its tokens' output; the output for tokens of others is an internal of attention.
-        own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * dim)
-        layer = share.tokens * own_output + share.attended * width * ((2.0 - share.parted) * q + 2.0 * kv)
-        for row in model.layer.on(shard).elementwise:
+        own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * v_dim)
+        layer = share.tokens * own_output + share.attended * width * ((1.0 - share.parted) * out + q + kv)
+        on_rank = rows.on(shard)
+        for row in (*on_rank.elementwise, on_rank.routed):
             stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
-            layer = layer + (share.between if row.divided else share.tokens) * float(stored)
+            tokens = share.routed if row is on_rank.routed else share.between if row.divided else share.tokens
+            layer = layer + tokens * float(stored)
+        if rows.kind.recurrent:  # FP32 states between chunks
+            recurrent = rows.kind.recurrent
+            states = shard.state_heads * recurrent.key_dim * recurrent.value_dim / recurrent.chunk
+            layer = layer + share.tokens * (c.ACCUMULATOR_BYTES * states)
         # Fused attention stores its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
-        copies = share.attended * width * 2.0 * dim * share.copied_kv_heads
+        copies = share.attended * width * float(dim + v_dim) * share.copied_kv_heads
         log_sum_exp = share.attended * share.heads * c.ACCUMULATOR_BYTES * share.fused
         internals = (
-            copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
+            copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * out
         )
         # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside what is
         # converted; and the sines and cosines of all positions.
@@ -93,6 +108,8 @@ class Activations(Generic[Amount]):
         buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * message_bytes
         if model.rope:
             buffers = buffers + share.positions * (width * 2.0 * dim)
+        if rows.kind.experts:  # copies of tokens on their way to experts, and as they come
+            buffers = buffers + share.routed * float(2 * width * rows.kind.experts.width(hidden))
         # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.
         loss = share.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
         logits = share.tokens * float(shard.vocab * width)

@@ -6,8 +6,6 @@ curve of the GPU type, memory-bound operators its HBM bandwidth, and no operator
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,7 +15,8 @@ from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, outside_products
 from hexiopt.problem.model import ModelSpec, largest_shard
-from hexiopt.problem.operators import Shard
+from hexiopt.problem.kinds import Recurrent
+from hexiopt.problem.operators import Layer, Shard
 from hexiopt.problem.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -128,42 +127,45 @@ class DenseTimes(Generic[Amount]):
 
 
 def dense_times(
-    model: ModelSpec, workload: Workload, clock: OperatorTimes, shard: Shard, tokens: Amount, framework: Framework
+    layer: Layer, workload: Workload, clock: OperatorTimes, shard: Shard, tokens: Amount, framework: Framework
 ) -> DenseTimes[Amount]:
-    """The times of a layer outside attention, for `tokens` tokens of a micro-batch, on a rank that holds `shard`."""
+    """The times of a layer outside attention, recurrences and experts, for `tokens` tokens of a micro-batch, on a rank
+    that holds `shard`."""
     divided = shard.tp if framework.sequence_parallel else 1
     gemms_s: tuple[list[Amount], list[Amount]] = ([], [])
     moved, cast = [0.0, 0.0], 0.0
-    layer = model.layer.on(shard)
-    for after, weights in layer.products:
-        gemms_s[after].append(clock.gemm_s(2.0 * tokens * weights))
-    for row in layer.elementwise:
+    share_of = layer.on(shard)
+    for product in share_of.products:
+        flops = 2.0 * tokens * product.weights
+        gemms_s[product.after].append(clock.gemm_s(flops / divided if product.divided else flops))
+    for row in share_of.elementwise:
         share = divided if row.divided else 1
         moved[row.after] += row.moves / share
         cast += row.casts / share
     cast_bytes = tokens * cast * framework.cast_bytes.get(workload.precision, 0.0)
     moved_bytes = framework.memory_traffic * (tokens * workload.element_bytes * sum(moved)) + cast_bytes
-    elementwise_s = clock.memory_s(moved_bytes, c.LAYER_MEMORY_KERNELS)
-    before_s, after_s = (reduce(add, products_s) for products_s in gemms_s)
-    return DenseTimes(before_s, after_s, elementwise_s, moved[0] / sum(moved), gemms_s[True][-1])
+    elementwise_s = clock.memory_s(moved_bytes, share_of.kernels)
+    none_s = 0.0 * tokens
+    before_s, after_s = (sum(products_s, none_s) for products_s in gemms_s)
+    last_product_s = gemms_s[True][-1] if layer.kind.dense else none_s
+    return DenseTimes(before_s, after_s, elementwise_s, moved[0] / sum(moved), last_product_s)
 
 
 def attention_times(
-    clock: OperatorTimes, fused: bool, model: ModelSpec, width: int, pairs: Blocks[Amount], framework: Framework
+    clock: OperatorTimes, fused: bool, pair_flops: int, width: int, pairs: Blocks[Amount], framework: Framework
 ) -> tuple[Amount, Amount]:
     """Forward and backward seconds of attention over blocks of queries and keys; 0 where there is no block.
 
-    softmax(QK')V is two products. Fused kernels compute only what the causal mask leaves; others materialise the scores
+    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves; others materialise the scores
     of whole blocks, `width` bytes each.
     """
-    flops_per_pair = 4.0 * model.head_dim
     if fused:
-        flops = flops_per_pair * pairs.causal / framework.attention_speed
+        flops = float(pair_flops) * pairs.causal / framework.attention_speed
         return (
             clock.attention_s(flops, pairs.kernels),
             clock.attention_s(flops * c.FUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels),
         )
-    flops = flops_per_pair * pairs.whole
+    flops = float(pair_flops) * pairs.whole
     scores_s = clock.memory_s(pairs.whole * (width * c.SCORE_PASSES), c.SCORE_PASSES * pairs.kernels)
     return (
         clock.attention_s(flops, pairs.kernels) + scores_s,
@@ -173,7 +175,7 @@ def attention_times(
 
 
 def layer_compute(
-    model: ModelSpec,
+    layer: Layer,
     workload: Workload,
     gpu: Gpu,
     tp: int,
@@ -181,27 +183,52 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """The times of one decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
+    """The times of a decoder layer without its routed experts on the busiest rank, for a micro-batch of
+    `micro_batch_size` sequences.
 
     With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
     attend; other devices hold the other parts.
     """
     framework = framework or default_framework()
-    clock, shard = OperatorTimes(gpu, workload.precision), largest_shard(model, tp)
+    clock, shard = OperatorTimes(gpu, workload.precision), layer.shard(tp, 0)
     tokens = float(micro_batch_size * workload.seq_len)
-    dense = dense_times(model, workload, clock, shard, tokens, framework)
-    squares = tokens * workload.seq_len * parts * shard.heads
-    attention_forward_s, attention_backward_s = attention_times(
-        clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
-    )
+    dense = dense_times(layer, workload, clock, shard, tokens, framework)
+    mixing_s = [0.0, 0.0]
+    attention, attention_s = layer.kind.attention, (0.0, 0.0)
+    if attention is not None:
+        squares = tokens * workload.seq_len * parts * shard.heads
+        computed = 0.5 * squares
+        if attention.window is not None:
+            pairs = attention.pairs(workload.seq_len) / workload.seq_len + 0.5 * c.ATTENTION_BLOCK
+            computed = min(computed, tokens * shard.heads * pairs)
+        blocks = Blocks(computed, squares, 1.0)
+        attention_s = attention_times(
+            clock, gpu.flash_attention, attention.pair_flops, workload.element_bytes, blocks, framework
+        )
+        mixing_s = list(attention_s)
+    if layer.kind.recurrent is not None:
+        for k, seconds in enumerate(scan_times(layer.kind.recurrent, clock, shard, tokens)):
+            mixing_s[k] += seconds
     passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
     return ComputeTimes(
-        forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
-        backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
-        attention_s=attention_forward_s,
-        attention_backward_s=attention_backward_s,
+        forward_s=dense.before_s() + mixing_s[0] + dense.after_s(),
+        backward_s=dense.after_s(*passes) + mixing_s[1] + dense.before_s(*passes),
+        attention_s=attention_s[0],
+        attention_backward_s=attention_s[1],
         last_product_s=dense.last_product_s,
     )
+
+
+def scan_times(part: Recurrent, clock: OperatorTimes, shard: Shard, tokens: float) -> tuple[float, float]:
+    """Forward and backward seconds of a chunked scan of a rank's heads: products at the rate of attention kernels, and
+    FP32 states between chunks, each written, passed on, and read, which is assumed of kernels that nobody has measured
+    for us."""
+    share = shard.state_heads / part.heads
+    flops = tokens * share * part.scan_flops_per_token
+    state_bytes = c.STATE_PASSES * c.ACCUMULATOR_BYTES * shard.state_heads * part.key_dim * part.value_dim / part.chunk
+    moved_s = clock.memory_s(tokens * state_bytes, c.SCAN_KERNELS)
+    products_s = clock.attention_s(flops)
+    return products_s + moved_s, c.GEMM_BACKWARD_PASSES * products_s + c.MEMORY_BACKWARD_PASSES * moved_s
 
 
 def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:

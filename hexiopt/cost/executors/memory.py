@@ -107,11 +107,11 @@ class MemoryModel:
         tp: int,
         micro_batch_size: int,
         communicator_bytes: float = 0.0,
+        replicas: int = 1,
     ) -> None:
-        shard = largest_shard(model, tp)
         self._workload = workload
         self.communicator_bytes = communicator_bytes
-        tokens = micro_batch_size * workload.seq_len
+        tokens = micro_batch_size // replicas * workload.seq_len
         params, vectors = dict.fromkeys(HOLDERS, 0), dict.fromkeys(HOLDERS, 0)
         for group in model.parameter_groups:
             params[group.holder] += group.split.on(shard)
@@ -122,7 +122,7 @@ class MemoryModel:
         self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
         self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
         share = MicroBatchShare(
-            between=float(micro_batch_size * tokens_between(workload, tp)),
+            between=float(micro_batch_size // replicas * tokens_between(workload, tp)),
             tokens=float(tokens),
             positions=float(workload.seq_len),
             attended=float(tokens),
@@ -134,6 +134,7 @@ class MemoryModel:
             fused=float(gpu.flash_attention),
             parted=0.0,
             travelling=0.0,
+            routed=0.0,
         )
         self.activations = Activations.of(model, workload, shard, share)
         # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads

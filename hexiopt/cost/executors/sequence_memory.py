@@ -62,6 +62,7 @@ class SequenceMemory:
             fused=fused,
             parted=parted,
             travelling=travelling,
+            routed=np.zeros_like(tokens),
         )
         self.activations = Activations.of(model, workload, largest_shard(model, 1), share)
 

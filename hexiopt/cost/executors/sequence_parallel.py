@@ -238,7 +238,7 @@ class SequenceStage:
         model, places = self.problem.model, np.arange(len(self.members.device))
         tokens = self.size * self.members.tokens.astype(float)
         clock, shard = self._clock(places), largest_shard(model, 1)
-        return dense_times(model, self.problem.workload, clock, shard, tokens, self.framework)
+        return dense_times(model.layer, self.problem.workload, clock, shard, tokens, self.framework)
 
     @property
     def _head_bytes(self) -> float:
@@ -326,7 +326,7 @@ class SequenceStage:
             group, heads, clock = self.members.group[places], self.members.heads[places], self._clock(places)
             rows_per_token, launches = float(self.size) * heads, kernels[:, group]
             blocks = Blocks(causal[:, group] * rows_per_token, whole[:, group] * rows_per_token, launches)
-            seconds: Floats = attention_times(clock, fused, model, width, blocks, self.framework)[backward]
+            seconds: Floats = attention_times(clock, fused, 4 * model.head_dim, width, blocks, self.framework)[backward]
             if groups > 1:
                 runs, elements = np.minimum(launches, 1.0), float(self.size * model.head_dim)
                 moved = rows[:, group] * (elements * (2 * c.ACCUMULATOR_BYTES + width) * heads)

@@ -101,7 +101,7 @@ class QuantaGrid:
         clock = OperatorTimes.of_devices([OperatorTimes(gpu, problem.workload.precision)], np.zeros_like(many))
         tokens: Floats = self.size * self.quantum * many.astype(float)
         shard = largest_shard(problem.model, 1)
-        times = dense_times(problem.model, problem.workload, clock, shard, tokens, self.framework)
+        times = dense_times(problem.model.layer, problem.workload, clock, shard, tokens, self.framework)
         back = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
         less = times.last_product_s if self.framework.recompute_stops_early else 0.0
         return DenseSeconds(
@@ -131,7 +131,9 @@ class QuantaGrid:
         pairs = float(self.size) * self.quantum**2
         whole = not gpu.flash_attention
         blocks = Blocks(_MANY, _MANY, 0.0)
-        slope = attention_times(clock, gpu.flash_attention, model, width, blocks, self.framework)[backward] / _MANY
+        fused = gpu.flash_attention
+        seconds = attention_times(clock, fused, 4 * model.head_dim, width, blocks, self.framework)
+        slope = seconds[backward] / _MANY
         if not whole:
             return ((KernelSeconds(slope * pairs, clock.attention_s(0.0)), False),)
         passes = c.MEMORY_BACKWARD_PASSES if backward else 1
@@ -186,6 +188,7 @@ class QuantaGrid:
                 fused=fused,
                 parted=float(parted),
                 travelling=travelling,
+                routed=0.0,
             )
             kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
             stored = held * kept.of_range(Counter(policies), True, False)

@@ -122,7 +122,7 @@ def test_a_tp_stage_by_hand(policy: str) -> None:
     work, gpu = PROBLEM.workload, CLUSTER.gpu_of(0)
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 6, policy),), 8),))
     cost = PlanPricer(PROBLEM).price(plan)
-    layer = layer_compute(MODEL, work, gpu, 2, 1)
+    layer = layer_compute(MODEL.layer, work, gpu, 2, 1)
     ends = [f(MODEL, work, gpu, 2, 1) for f in (embedding_compute, head_compute)]
     collective_s = ring_collective_s(2048 * 1024 * 2, 2, 100e9, 10e-6)
     forward_s = 6 * (layer.forward_s + 4 * collective_s) + sum(e.forward_s + collective_s for e in ends)

@@ -60,7 +60,7 @@ WORK = Workload(global_batch=8, seq_len=1024)
 def flops_of(model: ModelSpec, seq_len: int, size: int, tp: int = 1) -> tuple[float, float]:
     """Forward and backward FLOPs of the whole model on one pure GPU, from the times."""
     work = replace(WORK, seq_len=seq_len)
-    layer = layer_compute(model, work, PURE, tp, size)
+    layer = layer_compute(model.layer, work, PURE, tp, size)
     ends = [embedding_compute(model, work, PURE, tp, size), head_compute(model, work, PURE, tp, size)]
     forward = model.num_layers * layer.forward_s + sum(end.forward_s for end in ends)
     backward = model.num_layers * layer.backward_s + sum(end.backward_s for end in ends)
@@ -141,7 +141,7 @@ def test_uneven_heads_by_hand(num_heads: int, num_kv_heads: int, tp: int, expect
 def test_uneven_heads_cost_what_the_fullest_rank_takes() -> None:
     uneven = replace(GROUPED, num_heads=5, num_kv_heads=5)
     fuller = replace(GROUPED, num_heads=6, num_kv_heads=6)
-    assert layer_compute(uneven, WORK, PURE, 2, 1) == layer_compute(fuller, WORK, PURE, 2, 1)
+    assert layer_compute(uneven.layer, WORK, PURE, 2, 1) == layer_compute(fuller.layer, WORK, PURE, 2, 1)
 
 
 # ------------------------------------------------------------------ rates
@@ -172,14 +172,14 @@ def test_nothing_is_faster_than_its_launch() -> None:
 def test_launches_dominate_small_micro_batches_at_high_tp() -> None:
     """Four products, one attention, six memory kernels."""
     slow = replace(A100, efficiency=replace(A100.efficiency, launch_s=1.0))
-    layer = layer_compute(GROUPED, replace(WORK, seq_len=1), slow, 8, 1)
-    assert layer.forward_s == pytest.approx(4 + 1 + c.LAYER_MEMORY_KERNELS)
+    layer = layer_compute(GROUPED.layer, replace(WORK, seq_len=1), slow, 8, 1)
+    assert layer.forward_s == pytest.approx(4 + 1 + 6)
 
 
 @given(model=models(), tp=st.sampled_from((1, 2, 3)), size=st.sampled_from((1, 4)))
 def test_unfused_attention_costs_more(model: ModelSpec, tp: int, size: int) -> None:
-    fused = layer_compute(model, WORK, A100, tp, size)
-    unfused = layer_compute(model, WORK, replace(A100, flash_attention=False), tp, size)
+    fused = layer_compute(model.layer, WORK, A100, tp, size)
+    unfused = layer_compute(model.layer, WORK, replace(A100, flash_attention=False), tp, size)
     assert unfused.forward_s > fused.forward_s
     assert unfused.backward_s > fused.backward_s
     assert unfused.attention_s > fused.attention_s
@@ -201,7 +201,7 @@ def test_more_work_and_slower_hardware_take_longer(model: ModelSpec, tp: int, si
             assert other.forward_s >= times.forward_s
             assert other.backward_s >= times.backward_s
     if model.num_heads == model.num_kv_heads:  # else a rank's heads may meet more key-value heads
-        wider, times = (layer_compute(model, WORK, A100, t, size) for t in (tp + 1, tp))
+        wider, times = (layer_compute(model.layer, WORK, A100, t, size) for t in (tp + 1, tp))
         assert wider.forward_s <= times.forward_s * (1 + 1e-12)
 
 

@@ -1,0 +1,77 @@
+"""Seconds of the experts of a layer on a device that shares them with others: router, permutation, all-to-all, grouped
+products.
+
+Each of `devices` routes an equal share of the tokens, holds an equal share of the experts whole, and gets the copies of
+tokens that go to these: `expert_load` times the mean on the fullest device.
+"""
+
+from math import ceil, log2
+
+from hexiopt.cost.executors.compute import OperatorTimes
+from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import Framework
+from hexiopt.numbers.gpus import Gpu
+from hexiopt.problem.kinds import Experts
+from hexiopt.problem.workload import Workload
+
+
+def expert_load(workload: Workload, devices: int) -> float:
+    """Copies of tokens that come to the fullest of `devices` that share experts, over the mean."""
+    return 1.0 if workload.routing == "forced" else min(c.EXPERT_IMBALANCE, float(devices))
+
+
+def expert_rows(part: Experts, workload: Workload, devices: int, micro_batch_size: int) -> float:
+    """Copies of tokens of a micro-batch that come to the fullest of `devices`."""
+    tokens = micro_batch_size * workload.seq_len
+    return expert_load(workload, devices) * tokens * part.top_k / devices
+
+
+def exchange_s(
+    part: Experts, workload: Workload, hidden_size: int, devices: int, micro_batch_size: int, bandwidth: float
+) -> float:
+    """Seconds of one all-to-all that brings copies of tokens to experts, or back, among `devices` of a machine that
+    form rings at `bandwidth` bytes/s."""
+    if devices == 1:
+        return 0.0
+    rows = expert_rows(part, workload, devices, micro_batch_size) * (1 - 1 / devices)
+    num_bytes = rows * part.width(hidden_size) * workload.element_bytes
+    return num_bytes / (bandwidth * c.ALL_TO_ALL_OF_RING) + c.ALL_TO_ALL_S * log2(devices)
+
+
+class ExpertTimes:
+    """Forward and backward seconds of a layer's experts on one GPU type."""
+
+    def __init__(self, gpu: Gpu, workload: Workload, framework: Framework, hidden_size: int) -> None:
+        self._clock = OperatorTimes(gpu, workload.precision)
+        self._permute_s_per_byte = 1.0 / (gpu.hbm_bytes_per_s * c.PERMUTE_SHARE)
+        self._launch_s = gpu.efficiency.launch_s
+        self._workload, self._framework, self._hidden = workload, framework, hidden_size
+
+    def seconds(self, part: Experts, devices: int, micro_batch_size: int) -> tuple[float, float]:
+        """Of all but all-to-alls and the router's product, for a micro-batch of `micro_batch_size` sequences."""
+        workload, framework = self._workload, self._framework
+        own = float(micro_batch_size * workload.seq_len) / devices
+        rows = expert_rows(part, workload, devices, micro_batch_size)
+        width, inward = part.width(self._hidden), 2 if part.gated else 1
+        count = ceil(part.count / devices)
+        shapes = ((width, inward * part.ffn_size), (part.ffn_size, width))
+        products_s = [sum(self._grouped_s(count, rows, *shape, weights) for shape in shapes) for weights in (False, True)]
+        cast = rows * (width + part.ffn_size) * framework.cast_bytes.get(workload.precision, 0.0)
+        moved = framework.memory_traffic * rows * (inward + 1) * part.ffn_size * workload.element_bytes
+        activation_s = self._clock.memory_s(moved + cast, 2)
+        permute_s = (2 * own + 4 * rows) * width * workload.element_bytes * self._permute_s_per_byte
+        permute_s += c.PERMUTE_KERNELS * self._launch_s
+        router_s = self._clock.memory_s(own * part.count * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
+        forward_s = products_s[False] + activation_s + permute_s + router_s
+        backward_s = sum(products_s) + c.MEMORY_BACKWARD_PASSES * (activation_s + router_s) + permute_s
+        return forward_s, backward_s
+
+    def _grouped_s(self, count: int, rows: float, width_in: int, width_out: int, of_weights: bool) -> float:
+        """Seconds of products of `rows` rows with the matrices of `count` experts in one kernel: tiles at the rate of
+        large products, and what must pass the memory beside them; gradients `of_weights` are read and written."""
+        tiles = ceil(rows / count / c.TILE_ROWS) * c.TILE_ROWS
+        flops = 2.0 * count * tiles * width_in * width_out
+        weight_bytes = 2 * self._workload.states.gradient if of_weights else self._workload.element_bytes
+        moved = count * width_in * width_out * weight_bytes
+        moved += rows * (width_in + width_out) * self._workload.element_bytes
+        return self._clock.gemm_s(flops) + self._clock.memory_s(moved)
