@@ -7,7 +7,7 @@ With tied embeddings, first and last stages hold the matrix together. The holder
 sharding groups: all of them, those of a machine, or stated ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import ParameterGroup
 
 Ints = NDArray[np.int64]
@@ -112,9 +111,9 @@ class Holdings(NamedTuple):
             layers.append((range(first, end), members))
         return cls(copies, stages, layers)
 
-    def groups(self, model: ModelSpec) -> Iterator[GroupCopies]:
-        """Who holds each group of the model's parameters, groups without parameters left out."""
-        for group in model.parameter_groups:
+    def groups(self, groups: Iterable[ParameterGroup]) -> Iterator[GroupCopies]:
+        """Who holds each of `groups`, those without parameters left out."""
+        for group in groups:
             if group.holder == "layer":
                 for units, members in self.layers:
                     yield GroupCopies(group, units, members)
@@ -124,9 +123,9 @@ class Holdings(NamedTuple):
                     group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
                 )
 
-    def shared_groups(self, model: ModelSpec) -> list[GroupCopies]:
-        """Those of `groups` that several copies hold; these copies sum the gradients."""
-        return [group for group in self.groups(model) if len(group.copies) > 1]
+    def shared_groups(self, groups: Iterable[ParameterGroup]) -> list[GroupCopies]:
+        """Those of trained `groups` that several copies hold; these copies sum the gradients."""
+        return [group for group in self.groups(groups) if len(group.copies) > 1]
 
 
 Interval = tuple[int, float, float]  # device; the part of a parameter that it holds, [start, end) within [0, 1)
@@ -146,9 +145,9 @@ def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
     return {devices for count, devices in holders if count < len(devices)}
 
 
-def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
-    """Who sums the gradients of which parameters together."""
-    groups = held.shared_groups(model)
+def parameter_holders(held: Holdings, trained: Iterable[ParameterGroup]) -> ParameterHolders:
+    """Who sums the gradients of which of the `trained` groups together."""
+    groups = held.shared_groups(trained)
     if not groups:
         return ParameterHolders((), ())
     degree = [len(devices) for devices in held.copies]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from hexiopt.cost.executors.adapters import dequantised_bytes, stored_elements
 from hexiopt.cost.executors.compute import Amount, at_least
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
@@ -70,7 +71,8 @@ class Activations(Generic[Amount]):
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
         final_norm = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
-        final_norm += hidden * (width + (width if workload.loss_chunk_tokens is None else 0))
+        head_reads = workload.loss_chunk_tokens is None and workload.adapters is None
+        final_norm += hidden * (width + (width if head_reads else 0))
         # Attention stores queries, keys, values and its output, with FP8 also the projection's copy of it. After an
         # all-to-all a device stores its tokens' output; the output for tokens of others is an internal of attention.
         own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * dim)
@@ -78,6 +80,9 @@ class Activations(Generic[Amount]):
         for row in model.layer.on(shard).elementwise:
             stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
             layer = layer + (share.between if row.divided else share.tokens) * float(stored)
+        if (lora := workload.adapters) is not None:
+            between, inner = stored_elements(model, lora, shard)
+            layer = layer + width * (share.between * between + share.tokens * inner)
         # Fused attention stores its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
         copies = share.attended * width * 2.0 * dim * share.copied_kv_heads
@@ -85,6 +90,8 @@ class Activations(Generic[Amount]):
         internals = (
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * q
         )
+        if lora is not None and "o" not in lora.matrices:  # only attention's own backward reads its output
+            layer, internals = layer - share.attended * width * q, internals + share.attended * width * q
         # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside what is
         # converted; and the sines and cosines of all positions.
         message_bytes = float(MESSAGE_BUFFERS * workload.message_bytes(hidden))
@@ -93,12 +100,14 @@ class Activations(Generic[Amount]):
         buffers = share.tokens * width * 2.0 * hidden * share.gathered + share.between * message_bytes
         if model.rope:
             buffers = buffers + share.positions * (width * 2.0 * dim)
+        if lora is not None:
+            buffers = buffers + dequantised_bytes(model, lora, shard, width)
         # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.
         loss = share.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
         logits = share.tokens * float(shard.vocab * width)
         if workload.loss_chunk_tokens is not None:
             chunk = -at_least(-float(workload.loss_chunk_tokens), -share.tokens)
-            loss = (share.between + float(shard.vocab)) * float(hidden * width)
+            loss = (share.between + float(shard.vocab if lora is None else 0)) * float(hidden * width)
             logits = chunk * float(shard.vocab * (2 * width + c.LOSS_BYTES))
         return cls(
             layer=layer,

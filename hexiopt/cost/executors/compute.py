@@ -172,6 +172,11 @@ def attention_times(
     )
 
 
+def gemm_backward_passes(workload: Workload) -> int:
+    """Matrix products of the backward for one of the forward: frozen matrices need only the gradient of the input."""
+    return c.GEMM_BACKWARD_PASSES if workload.adapters is None else 1
+
+
 def layer_compute(
     model: ModelSpec,
     workload: Workload,
@@ -181,7 +186,8 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """The times of one decoder layer on the busiest rank, for a micro-batch of `micro_batch_size` sequences.
+    """The times of one decoder layer without adapters (`adapters.py`) on the busiest rank, for a micro-batch of
+    `micro_batch_size` sequences.
 
     With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
     attend; other devices hold the other parts.
@@ -194,7 +200,7 @@ def layer_compute(
     attention_forward_s, attention_backward_s = attention_times(
         clock, gpu.flash_attention, model, workload.element_bytes, Blocks(0.5 * squares, squares, 1.0), framework
     )
-    passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
+    passes = gemm_backward_passes(workload), c.MEMORY_BACKWARD_PASSES
     return ComputeTimes(
         forward_s=dense.before_s() + attention_forward_s + dense.after_s(),
         backward_s=dense.after_s(*passes) + attention_backward_s + dense.before_s(*passes),
@@ -205,11 +211,14 @@ def layer_compute(
 
 
 def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
-    """The times of the embedding look-up (a gather) and of its backward (a scatter-add into the gradient)."""
+    """The times of the embedding look-up (a gather) and of its backward (a scatter-add into the gradient), which a
+    frozen embedding has not."""
     clock = OperatorTimes(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
     moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
     gather_s, projection_s = clock.memory_s(moved), _projection_s(model, clock, tokens)
+    if workload.adapters is not None:
+        return ComputeTimes(projection_s + gather_s, 0.0)
     return ComputeTimes(
         projection_s + gather_s,
         c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
@@ -236,10 +245,10 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
         float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES
     )
     return ComputeTimes(
-        gemm_s + norm_s + loss_s, c.GEMM_BACKWARD_PASSES * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
+        gemm_s + norm_s + loss_s, gemm_backward_passes(workload) * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
     )
 
 
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
-    """Seconds of an optimizer step over `num_params` parameters of a device: memory traffic only."""
+    """Seconds of an optimizer step over `num_params` parameters of layers on a device: memory traffic only."""
     return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)

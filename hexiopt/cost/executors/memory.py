@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.activations import Activations, MicroBatchShare
 from hexiopt.cost.executors.compute import Amount
+from hexiopt.cost.executors.states import RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.model import ModelSpec, largest_shard
-from hexiopt.problem.operators import HOLDERS
+from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
@@ -112,15 +113,7 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size * workload.seq_len
-        params, vectors = dict.fromkeys(HOLDERS, 0), dict.fromkeys(HOLDERS, 0)
-        for group in model.parameter_groups:
-            params[group.holder] += group.split.on(shard)
-            vectors[group.holder] += group.vectors.on(shard)
-        # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
-        tied = params["ends"]
-        self.layer_params, self._layer_vector_params = float(params["layer"]), float(vectors["layer"])
-        self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
-        self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
+        self.rank_states = RankStates.of(Parameters(model, workload), tp)
         share = MicroBatchShare(
             between=float(micro_batch_size * tokens_between(workload, tp)),
             tokens=float(tokens),
@@ -157,13 +150,8 @@ class MemoryModel:
         return self.activations.working_set(policy, last)
 
     def num_params(self, num_layers: int, first: bool, last: bool) -> float:
-        """Parameters on the fullest rank of a stage."""
-        params = num_layers * self.layer_params
-        if first:
-            params += self.embedding_params
-        if last:
-            params += self._head_params_beside_embedding if first else self._head_params_alone
-        return params
+        """Trained parameters on the fullest rank of a stage."""
+        return self.rank_states.params.stage(num_layers, first, last)
 
     def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
         """The mean number of devices over which the states of a stage are spread; `holders` has that of each layer
@@ -171,7 +159,7 @@ class MemoryModel:
         if len(set(holders)) == 1:
             return holders[0]
         sharded = (
-            self.layer_params * sum(1 / n for n in holders)
+            self.rank_states.params.layer * sum(1 / n for n in holders)
             + (self.num_params(0, True, False) / holders[0] if first else 0.0)
             + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
         )
@@ -184,9 +172,9 @@ class MemoryModel:
 
         Units are layers, the embedding and the LM head, which gathers a tied matrix too.
         """
-        units = [self.layer_params - self._layer_vector_params] * min(num_layers, 2)
-        head = self._head_params_alone - self._final_norm_params
-        units = [self.embedding_params] * first + units + [head] * last
+        params, vectors = self.rank_states.params, self.rank_states.vectors
+        units = [params.layer - vectors.layer] * min(num_layers, 2)
+        units = [params.embedding] * first + units + [params.head - vectors.head] * last
         return max(map(sum, pairwise([*units, 0.0])), default=0.0)
 
     def stage(
@@ -235,19 +223,19 @@ class MemoryModel:
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and moments on the fullest device."""
-        stage, count = shards
-        params = weights = gradients = self.num_params(num_layers, first, last)
+        (stage, count), at, own = shards, (num_layers, first, last), self.rank_states
+        params = weights = gradients = self.num_params(*at)
         if stage >= 2 and count > 1:
-            vectors = num_layers * self._layer_vector_params + last * self._final_norm_params
+            vectors = own.vectors.stage(*at)
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
         sizes, spread = self._workload.states, shards.spread
         return (
-            weights * sizes.weight,
+            weights * sizes.weight + own.frozen_bytes.stage(*at),
             gradients * sizes.gradient,
             params * sizes.master / spread,
-            params * sizes.moment / spread,
+            own.moment_bytes.stage(*at) / spread,
         )
 
     def max_layers(

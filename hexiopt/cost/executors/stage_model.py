@@ -10,6 +10,7 @@ from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, assert_never
 
+from hexiopt.cost.executors.adapters import adapter_times
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
@@ -22,17 +23,17 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.states import products_s
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
-from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
@@ -133,10 +134,10 @@ class StageModel:
         return self.tp_groups.of(devices)
 
     def measurement(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
-        """The times of the problem's layers in a TP group by the cluster's profile; None where it has none, or where
-        several devices lack the sequence parallelism with which our runtime measures profiles."""
+        """The times of the problem's layers in a TP group by the cluster's profile; None where it has none, with
+        adapters, or where several devices lack the sequence parallelism with which our runtime measures profiles."""
         problem = self.problem
-        if tp_group.tp > 1 and not problem.workload.sequence_parallel:
+        if problem.workload.adapters is not None or (tp_group.tp > 1 and not problem.workload.sequence_parallel):
             return None
         shape = Shape.of(problem.model, problem.workload)
         gpu = tp_group.gpu
@@ -155,6 +156,12 @@ class StageModel:
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
         backward_s = compute.backward_s + backward_collectives * collective_s
+        if workload.adapters is not None:
+            clock, shard = self._clocks[tp_group.gpu.name], largest_shard(model, tp)
+            token_bytes = framework.adapter_traffic * workload.element_bytes
+            tokens = float(size * workload.seq_len)
+            extra_s = adapter_times(model, workload.adapters, clock, shard, tokens, token_bytes)
+            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         if context is not None:
             extra_s = context.extra_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
@@ -225,6 +232,8 @@ class StageModel:
         extra_s = self._collective_s(tp_group, micro_batch_size)
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
+        if workload.adapters is not None:  # no gradient flows into a frozen embedding
+            return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
@@ -339,7 +348,8 @@ class StageModel:
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
-        copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
+        optimizer_s = self.optimizer_s(tp_group, sum(lengths), first, last, sharding.spread)
+        copies = (ParameterCopy(memory, tp_group.gpu.usable_memory_bytes, num_params, optimizer_s),)
         return ExecutorCost(tuple(chunk_s), copies, units, message_s)
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
@@ -353,11 +363,16 @@ class StageModel:
             for shards in set(spread.values())
         }
         params = stage.alone.num_params(len(policies), first, last)
-        gpus = [self.tp_group((device,)).gpu for device in layout.devices]
+        alone = [self.tp_group((device,)) for device in layout.devices]
         message_bytes = stage.memory.activations.message.tolist()
         copies = tuple(
             [
-                self._copy(memories[shards][k].with_buffers(queued * message_bytes[k]), gpus[k], params, shards)
+                ParameterCopy(
+                    memories[shards][k].with_buffers(queued * message_bytes[k]),
+                    alone[k].gpu.usable_memory_bytes,
+                    params,
+                    self.optimizer_s(alone[k], len(policies), first, last, shards.spread),
+                )
                 for k, shards in enumerate(map(spread.__getitem__, holders))
             ]
         )
@@ -370,11 +385,12 @@ class StageModel:
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
 
-    def _copy(self, memory: Memory, gpu: Gpu, num_params: float, shards: StateSharding) -> ParameterCopy:
-        optimizer_s = self._clocks[gpu.name].memory_s(
-            num_params / shards.spread * self.problem.workload.states.step_bytes
-        )
-        return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
+    def optimizer_s(self, tp_group: TpGroup, num_layers: int, first: bool, last: bool, spread: float) -> float:
+        """Seconds of the optimizer step of a stage whose states are spread over `spread` devices: memory traffic, and
+        products of whole matrices where the optimizer has any."""
+        clock, states = self._clocks[tp_group.gpu.name], self.memory_model(tp_group, 1).rank_states
+        seconds = clock.memory_s(states.step_bytes.stage(num_layers, first, last) / spread)
+        return seconds + num_layers * products_s(self.problem.parameters, clock.gemm_s)
 
     def forget_stages(self) -> None:
         """Free the memory of the prices of whole stages; layers, routes and memory models stay."""
