@@ -64,7 +64,7 @@ class StageTypes:
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
         self.interface_s, self.inner_s = _sync_s(model, rows, examples)
         self.shown = model.framework.share_after_backward(
-            sharding_stages(workload), workload.states.gradient, workload.element_bytes
+            sharding_stages(workload), workload.states.gradient, workload.states.weight
         )
         self._policies = recompute_policies(workload)
         times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
@@ -208,13 +208,13 @@ class _Row:
         if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
-        params = problem.model.layer_params * (n - 1) / n
+        params = problem.parameters.layer * (n - 1) / n
         outside = self.machine.nic_bandwidth_bytes_per_s * self.machine.num_interfaces
         s_per_param = params / outside if self.holders.lockstep else params / self.tp_group.tp / self.inside
         scatter_s = s_per_param * problem.workload.states.gradient
         if self.holders.sharding == 2:
             return forward_s, max(backward_s, scatter_s)
-        gather_s = s_per_param * problem.workload.element_bytes
+        gather_s = s_per_param * problem.workload.states.weight
         return max(forward_s, gather_s), max(backward_s, gather_s + scatter_s)
 
     def late_s(self, model: PlanPricer) -> float:
@@ -274,8 +274,8 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     that many replicas hold whole [types].
     """
     workload = model.problem.workload
-    passes = workload.states.gradient + min(workload.states.gradient, workload.element_bytes)
-    layer_bytes = passes * float(model.problem.model.layer_params)
+    passes = workload.states.gradient + min(workload.states.gradient, workload.states.weight)
+    layer_bytes = passes * float(model.problem.parameters.layer)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples
     ]

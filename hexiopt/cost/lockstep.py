@@ -130,7 +130,7 @@ def _stage_s(
     rows = [[unit for unit in units for _ in range(unit.repeats)] for units in kinds]
     forwards = [max(unit.forward_s for unit in same) for same in zip(*rows, strict=True)]
     backwards = [max(unit.backward_s for unit in same) for same in zip(*rows, strict=True)]
-    gather = [rate * unit.params * workload.element_bytes + wait for unit in rows[0]]
+    gather = [rate * unit.params * workload.states.weight + wait for unit in rows[0]]
     scatter = [rate * unit.params * workload.states.gradient + wait for unit in rows[0]]
     slowdown = framework.contention
     if zero_stage == 2:

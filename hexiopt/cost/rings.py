@@ -20,7 +20,7 @@ from hexiopt.cost.executors.network_load import load_of
 from hexiopt.plan.holdings import Floats, Holdings, Ints, ParameterHolders, parameter_holders, slices
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.operators import ParameterGroup
 
 
 def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, float]]:
@@ -137,13 +137,15 @@ class GradientRings:
     sharding_group: Sequence[int] | None
 
 
-def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
-    """The rings of `plan`; `groups` [devices] as of `sharding_groups`.
+def gradient_rings(
+    plan: Plan, groups: Sequence[int] | None, trained: Sequence[ParameterGroup], cluster: Cluster
+) -> GradientRings:
+    """The rings of `plan` for `trained` parameters; `groups` [devices] as of `sharding_groups`.
 
     Raises InputError where its pipelines do not hold the same layers.
     """
     held = Holdings.of(plan.pipelines)
-    holders, copies = parameter_holders(held, model), held.copies
+    holders, copies = parameter_holders(held, trained), held.copies
     within, between = (holders, ParameterHolders((), ())) if groups is None else split_rings(holders, groups)
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))

@@ -51,7 +51,7 @@ def step_cost(
         forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
         if framework.overlaps_weights:
             forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
-        finished, _ = after_all_reduce(within, copy_of, finished, workload.element_bytes, 1, forward_s)
+        finished, _ = after_all_reduce(within, copy_of, finished, workload.states.weight, 1, forward_s)
     step_s = max(synced_s, float(finished.max()))
     if zero_stage == 1:
         sizes = [holders.shape[1] for holders in within.groups.holders]

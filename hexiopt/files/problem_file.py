@@ -1,6 +1,6 @@
 """Reads and writes the problem of a plan file and of the command line as plain data."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
@@ -65,16 +65,21 @@ def workload_from_section(section: Section) -> Workload:
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """All fields that are not None, as `workload_from_section` reads them.
 
-    Sequence parallelism and the precision of messages are written only where they differ from the default, so that
-    other problems keep the hash that they have in files written before these fields existed.
+    Sequence parallelism, the precision of messages, and what is trained by which optimizer are written only where they
+    differ from the default, so that other problems keep the hash that they have in files written before these fields
+    existed.
     """
     values = {field.name: (getattr(workload, field.name), field.default) for field in fields(workload)}
-    later = ("sequence_parallel", "message_precision")
-    return {
+    later = ("sequence_parallel", "message_precision", "routing", "training", "lora", "optimizer")
+    data = {
         name: value
         for name, (value, default) in values.items()
         if value is not None and (name not in later or value != default)
     }
+    if workload.adapters is not None:
+        lora = asdict(workload.adapters)
+        data["lora"] = lora | {"targets": lora["targets"] if isinstance(lora["targets"], str) else [*lora["targets"]]}
+    return data
 
 
 def space_from_sections(space: Section, constraints: Section) -> Space:

@@ -37,6 +37,7 @@ class Framework:
     layer_host_s: float
     holder_s: float
     cast_bytes: Mapping[str, float]
+    adapter_traffic: float = 1.0
 
     @property
     def is_bounded(self) -> bool:
@@ -101,6 +102,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
             for precision in QUANTIZED_BYTES
             if precision in cast_bytes
         },
+        section.number("adapter_traffic", above=0, at_most=100, default=1.0),
     )
     section.finish()
     return framework
@@ -114,4 +116,6 @@ def default_framework() -> Framework:
 def calibration_sha256() -> str:
     """SHA-256 of the constants of the cost model, so that a plan file says which constants priced the plan."""
     framework = asdict(default_framework())
+    if framework["adapter_traffic"] == 1.0:  # files written before adapters were priced have no such field
+        del framework["adapter_traffic"]
     return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

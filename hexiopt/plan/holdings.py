@@ -7,7 +7,7 @@ With tied embeddings, first and last stages hold the matrix together. The holder
 sharding groups: all of them, those of a machine, or stated ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import ParameterGroup
 
 Ints = NDArray[np.int64]
@@ -67,7 +67,7 @@ class GroupCopies(NamedTuple):
     """A group of parameters and the copies that hold it, of all `units`: layers, or one unit that is no layer."""
 
     group: ParameterGroup
-    units: range
+    units: Sequence[int]
     copies: Sequence[int]
 
 
@@ -75,11 +75,14 @@ class Holdings(NamedTuple):
     """Who holds what of pipelines that all hold the same layers, as those of a plan do.
 
     `copies`: the devices of every copy of a stage's parameters, in the order of the plan; a copy's number is its place
-    here. `stages` [pipelines][stages]: the copies of each stage. `layers`: ranges of layers that no pipeline cuts, and
-    the copies that hold each.
+    here. `cells`: the devices of every copy of experts that several of `copies` share, numbered after these;
+    `cell_of` has the numbers of their cells. `stages` [pipelines][stages]: the copies of each stage. `layers`: ranges
+    of layers that no pipeline cuts, and the copies that hold each.
     """
 
     copies: Sequence[tuple[int, ...]]
+    cells: Sequence[tuple[int, ...]]
+    cell_of: Mapping[int, int]
     stages: Sequence[Sequence[range]]
     layers: Sequence[tuple[range, Sequence[int]]]
 
@@ -87,6 +90,7 @@ class Holdings(NamedTuple):
     def of(cls, pipelines: Sequence[Pipeline]) -> "Holdings":
         """Who holds what of `pipelines`."""
         copies: list[tuple[int, ...]] = []
+        sharing: list[tuple[tuple[int, ...], range]] = []  # devices that share experts, and the copies that they hold
         stages, ranges = [], []  # of each pipeline; its ranges of layers in order: the end, and the copies that hold it
         for pipeline in pipelines:
             numbers = []
@@ -94,6 +98,8 @@ class Holdings(NamedTuple):
                 start = len(copies)
                 copies += stage.parallelism.parameter_copies
                 numbers.append(range(start, len(copies)))
+                if isinstance(stage.parallelism, TensorParallel) and stage.parallelism.degree is not None:
+                    sharing.append((stage.parallelism.devices, numbers[-1]))
             stages.append(numbers)
             ranges.append(
                 [
@@ -110,23 +116,36 @@ class Holdings(NamedTuple):
                     at[k] += 1
                 members += pipeline_ranges[at[k]][1]
             layers.append((range(first, end), members))
-        return cls(copies, stages, layers)
+        cell_of = {copy: len(copies) + cell for cell, (_, members) in enumerate(sharing) for copy in members}
+        return cls(copies, [devices for devices, _ in sharing], cell_of, stages, layers)
 
-    def groups(self, model: ModelSpec) -> Iterator[GroupCopies]:
-        """Who holds each group of the model's parameters, groups without parameters left out."""
-        for group in model.parameter_groups:
+    @property
+    def devices(self) -> Sequence[tuple[int, ...]]:
+        """The devices of every copy, cells included, by number."""
+        return (*self.copies, *self.cells)
+
+    def groups(self, groups: Iterable[ParameterGroup]) -> Iterator[GroupCopies]:
+        """Who holds each of `groups`, those without parameters left out."""
+        for group in groups:
             if group.holder == "layer":
+                of_kind = None if group.layers is None else set(group.layers)
                 for units, members in self.layers:
-                    yield GroupCopies(group, units, members)
+                    same = units if of_kind is None else [n for n in units if n in of_kind]
+                    if same:
+                        yield GroupCopies(group, same, self._sharing(members) if group.experts else members)
             elif group.params:
                 ends = {"first": (0,), "last": (-1,), "ends": (0, -1)}[group.holder]
                 yield GroupCopies(
                     group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
                 )
 
-    def shared_groups(self, model: ModelSpec) -> list[GroupCopies]:
-        """Those of `groups` that several copies hold; these copies sum the gradients."""
-        return [group for group in self.groups(model) if len(group.copies) > 1]
+    def _sharing(self, members: Sequence[int]) -> Sequence[int]:
+        """The numbers of the cells of `members`, and of those that share no experts."""
+        return list(dict.fromkeys(self.cell_of.get(m, m) for m in members)) if self.cell_of else members
+
+    def shared_groups(self, groups: Iterable[ParameterGroup]) -> list[GroupCopies]:
+        """Those of trained `groups` that several copies hold; these copies sum the gradients."""
+        return [group for group in self.groups(groups) if len(group.copies) > 1]
 
 
 Interval = tuple[int, float, float]  # device; the part of a parameter that it holds, [start, end) within [0, 1)
@@ -146,14 +165,14 @@ def vector_holders(pipelines: Sequence[Pipeline]) -> set[tuple[int, ...]]:
     return {devices for count, devices in holders if count < len(devices)}
 
 
-def parameter_holders(held: Holdings, model: ModelSpec) -> ParameterHolders:
-    """Who sums the gradients of which parameters together."""
-    groups = held.shared_groups(model)
+def parameter_holders(held: Holdings, trained: Iterable[ParameterGroup]) -> ParameterHolders:
+    """Who sums the gradients of which of the `trained` groups together."""
+    groups = held.shared_groups(trained)
     if not groups:
         return ParameterHolders((), ())
-    degree = [len(devices) for devices in held.copies]
+    degree = [len(devices) for devices in held.devices]
     table = np.zeros((len(degree), max(degree)), np.int64)
-    for row, devices in enumerate(held.copies):
+    for row, devices in enumerate(held.devices):
         table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
     for group, units, members in groups:

@@ -75,14 +75,33 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`."""
+    """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`.
+
+    Devices that share the experts of a layer may be several replicas of everything else, each of `degree` devices in
+    a row, which divide the samples evenly and exchange copies of tokens; by default there is one, of all devices.
+    """
 
     devices: Devices
     heads: tuple[int, ...] | None = None
+    degree: int | None = None
     num_samples: ClassVar[int | None] = None  # sequences of a micro-batch that the stage takes; None: all
 
     def __post_init__(self) -> None:
         check_devices(self, "the stage")
+        if self.degree is None:
+            return
+        if type(self.degree) is not int or self.degree < 1 or len(self.devices) % self.degree:
+            fault = f"the stage has {len(self.devices)} devices and degree {quoted(self.degree)}"
+            raise InputError(f"{fault}; give each replica equally many devices")
+        if self.heads is not None:
+            raise InputError("the stage states heads and degree; leave out one")
+        if self.degree == len(self.devices):
+            object.__setattr__(self, "degree", None)
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that share experts; 1 where all devices are one TP group."""
+        return 1 if self.degree is None else len(self.devices) // self.degree
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -101,13 +120,15 @@ class TensorParallel:
 
     @property
     def parameter_copies(self) -> tuple[Devices, ...]:
-        """The devices that hold each copy of the stage's parameters."""
-        return (self.devices,)
+        """The devices that hold each copy of the stage's parameters, experts aside."""
+        if self.degree is None:
+            return (self.devices,)
+        return tuple([self.devices[at : at + self.degree] for at in range(0, len(self.devices), self.degree)])
 
     @property
     def degrees(self) -> str:
         """The TP degree, or the sizes of groups, as tables show them."""
-        return str(len(self.devices))
+        return str(len(self.devices)) if self.degree is None else f"{self.num_replicas}×{self.degree}"
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor."""

@@ -375,6 +375,23 @@ class ModelSpec(Value):
         kinds = dict.fromkeys((*self.kinds, *self.extra_layers))
         return {kind: layer_of(self.decoder_form, self.hidden_size, kind) for kind in kinds}
 
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """The number of each layer's kind among `kinds` [layers]."""
+        number = {kind: k for k, kind in enumerate(self.kinds)}
+        return tuple([number[kind] for kind in self.layers]) or (0,) * self.num_layers
+
+    @property
+    def weight_of_kinds(self) -> tuple[float, ...]:
+        """The share of the layers that is of each of `kinds`."""
+        counts = Counter(self.depth)
+        return tuple(counts[k] / self.num_layers for k in range(len(self.kinds)))
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether layers have experts, which devices may share."""
+        return any(kind.experts is not None for kind in self.kinds)
+
     @property
     def equal_layers(self) -> bool:
         """Whether all layers are of one kind, and none predicts further tokens."""
@@ -407,10 +424,20 @@ class ModelSpec(Value):
         ]
         layers = [self._layer_of[kind] for kind in self.kinds]
         whole = layers[0].shard(1, self.vocab_size)
-        of_layers = [
-            ParameterGroup("layer", layer.num_params, layer.params, layer.vectors, number)
-            for number, layer in enumerate(layers)
-        ]
+        of_layers = list[ParameterGroup]()
+        for number, layer in enumerate(layers):
+            params, vectors, whole_layer = layer.params, layer.vectors, layer.shard(1, 0)
+            dense = params._replace(experts=0)
+            of_kind = None if len(layers) == 1 else tuple([n for n, kind in enumerate(self.depth) if kind == number])
+            vectors_of = vectors._replace(experts=0), Split(experts=vectors.experts)
+            group = ParameterGroup("layer", dense.on(whole_layer), dense, vectors_of[0], number, False, of_kind)
+            of_layers.append(group)
+            if params.experts:
+                split = Split(experts=params.experts)
+                experts = ParameterGroup(
+                    "layer", split.on(whole_layer), split, vectors_of[1], number, True, of_kind
+                )
+                of_layers.append(experts)
         ends = [ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows]
         return (*of_layers, *ends)
 
@@ -544,5 +571,5 @@ def _is_word(value: Any) -> bool:
 
 
 def largest_shard(model: ModelSpec, tp: int) -> Shard:
-    """The share of the busiest rank of a model whose layers are equal: see `Layer.shard`."""
-    return model.layer.shard(tp, model.vocab_size)
+    """The share of the busiest rank: see `Layer.shard`; of several kinds of layers that of the first."""
+    return model.layer_of(model.kinds[0]).shard(tp, model.vocab_size)

@@ -72,7 +72,8 @@ HOLDERS: tuple[Holder, ...] = get_args(Holder)
 class ParameterGroup(NamedTuple):
     """Parameters that the same devices hold: so many of the whole model, of one layer where each layer has such.
 
-    Each kind of layer has such a group, with its number among the model's kinds. `split` says by what a TP group
+    Each kind of layer has such a group, with its number among the model's kinds, and one of its `experts`, which
+    replicas of a stage may share; `layers` are those of the kind (None: all). `split` says by what a TP group
     divides them; of these, `vectors` are norms and biases, which ZeRO-2 and 3 spread no
     more than ZeRO-1 does.
     """
@@ -82,6 +83,8 @@ class ParameterGroup(NamedTuple):
     split: Split
     vectors: Split = _NONE
     kind: int = 0
+    experts: bool = False
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +151,9 @@ class Layer:
     operators: tuple[LayerOperator, ...]
     kind: LayerKind
 
-    def shard(self, tp: int, vocab_size: int) -> Shard:
-        """The share of the busiest rank if heads, columns and experts are split as evenly as whole ones allow.
+    def shard(self, tp: int, vocab_size: int, devices: int | None = None) -> Shard:
+        """The share of the busiest rank if heads, columns and experts are split as evenly as whole ones allow: experts
+        over `devices`, which may be several TP groups, by default one.
 
         Key-value heads that serve query heads of several ranks are replicated, as groups of recurrences are.
         """
@@ -167,7 +171,7 @@ class Layer:
             shared=ceil(experts.shared / tp) if experts else 0,
             state_heads=ceil(states / tp),
             state_groups=served(states, groups, tp),
-            experts=ceil(experts.count / tp) if experts else 0,
+            experts=ceil(experts.count / (devices or tp)) if experts else 0,
         )
 
     @cached_property
@@ -226,8 +230,8 @@ class Layer:
         whole = [row for row in self.operators if not row.routed]
         products = [Product(row.after, weights, row.divided) for row in whole if (weights := row.weights.on(shard))]
         groups = [
-            _elementwise([row for row in whole if (row.after, row.divided) == at], *at, shard)
-            for at in product((False, True), repeat=2)
+            _elementwise([row for row in whole if (row.after, row.divided) == (after, divided)], after, divided, shard)
+            for after, divided in product((False, True), repeat=2)
         ]
         routed = _elementwise([row for row in self.operators if row.routed], True, False, shard)
         kernels = sum(row.moves != _NONE for row in self.operators)

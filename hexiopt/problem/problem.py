@@ -6,8 +6,10 @@ from functools import cached_property
 
 from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
+from hexiopt.numbers.optimizers import OPTIMIZERS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.parameters import Parameters, layer_matrices
 from hexiopt.problem.space import Space, default_schedule, schedules
 from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.schedules.registry import SPLIT_SCHEDULES
@@ -64,6 +66,7 @@ class Problem(Value):
                 "space: sequence: sequence layouts come from an executor that divides norms and residuals along the "
                 "sequence too; choose workload.sequence_parallel=true, or space.sequence=false"
             )
+        self._check_training()
         stages = space.num_stages or 1
         if stages > self.model.num_layers:
             raise InputError(
@@ -84,6 +87,38 @@ class Problem(Value):
                 f"cluster has {len(usable)} to use; ask for fewer, or for any number: {lifted}"
             )
 
+    def _check_training(self) -> None:
+        """Refuse what is not modelled beside adapters, and tensor parallelism of matrices that the optimizer needs
+        whole."""
+        workload, space = self.workload, self.space
+        if workload.adapters is not None:
+            lacking = [name for name in workload.adapters.matrices if name not in layer_matrices(self.model)]
+            if lacking == list(workload.adapters.matrices):
+                raise InputError(
+                    f"workload: lora.targets: {self.model.name} has no matrix {', '.join(lacking)}; choose "
+                    f"workload.lora.targets=all"
+                )
+            for name in ("sequence", "split_backward"):
+                if getattr(space, name):
+                    raise InputError(
+                        f"space: {name}: true is not modelled with workload.training=lora; choose space.{name}=false"
+                    )
+            if any(schedule.splits for schedule in self.schedules):
+                raise InputError(
+                    f"workload: schedule: {workload.schedule} puts off gradients of weights, which adapters hardly "
+                    f"have; choose workload.schedule={AUTO} with workload.training=lora"
+                )
+        if OPTIMIZERS[workload.optimizer].products and space.max_tp != 1:
+            raise InputError(
+                f"workload: optimizer: {workload.optimizer} multiplies whole matrices, which tensor parallelism cuts; "
+                "choose constraints.max_tp=1, or another optimizer"
+            )
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Which parameters are trained, and their bytes."""
+        return Parameters(self.model, self.workload)
+
     def __repr__(self) -> str:
         work, space = self.workload, "" if self.space == Space() else f", {self.space}"
         batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
@@ -92,10 +127,10 @@ class Problem(Value):
     def mfu(self, step_s: float, num_devices: int | None = None) -> float:
         """Model FLOPs utilisation of a step of `step_s` seconds (PaLM, arXiv 2204.02311, appendix B).
 
-        It is the model's own FLOPs, without recomputation, over the peak of the cluster, or of `num_devices` devices at
+        It is the FLOPs that training takes (`Parameters.flops_per_token`), without recomputation, over the peak of the cluster, or of `num_devices` devices at
         the mean peak.
         """
-        flops = self.workload.tokens * self.model.model_flops_per_token(self.workload.seq_len)
+        flops = self.workload.tokens * self.parameters.flops_per_token
         peak = self.cluster.total_peak_flops(self.workload.precision)
         share = 1.0 if num_devices is None else num_devices / self.cluster.num_devices
         return flops / (step_s * peak * share)

@@ -1,13 +1,16 @@
 """The workload of a training step: its sequences, precision, and choices that are fixed for the whole plan."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from hexiopt.checks import flag_in, whole_in, word_in
-from hexiopt.errors import FieldError
-from hexiopt.numbers.gpus import PRECISIONS
+from hexiopt.errors import FieldError, did_you_mean
+from hexiopt.numbers.gpus import PRECISIONS, QUANTIZED_BYTES
 from hexiopt.numbers.messages import MESSAGE_PRECISIONS, TRAINING, quantized_bytes
-from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes
+from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS, StateBytes
+from hexiopt.problem.lora import Lora
 from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from hexiopt.value import Value
 
@@ -16,8 +19,10 @@ JOINED = "joined"
 LAYER_POLICIES = (*RECOMPUTE_POLICIES, JOINED)
 """The policies of a layer of a plan. `joined` is full recompute together with the layer before it: such a group keeps
 only the input of its first layer."""
+ROUTINGS = ("natural", "forced")
 SHARDING_STAGES = (0, 1, 2, 3)
 AUTO = "auto"
+FULL, LORA = KINDS_OF_TRAINING = ("full", "lora")
 MAX_SEQ_LEN = 2**27
 _SHARDINGS = (AUTO, *SHARDING_STAGES, *map(str, SHARDING_STAGES))
 _WHOLE = {
@@ -40,7 +45,10 @@ class Workload(Value):
     probabilities are kept. With `sequence_parallel`, TP groups divide norms and residuals along the sequence
     (Korthikanti et al., arXiv 2205.05198); without, every rank of a group holds and computes all of them.
     `message_precision` is that of hidden states and their gradients between stages: `training` sends them as they are
-    computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`).
+    computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`). `training` is `full`, or
+    `lora`: low-rank adapters as `lora` has them, a `Lora` or a mapping of its fields. `optimizer` is a key of
+    `OPTIMIZERS` (`hexiopt/numbers/optimizers.py`). `routing` of tokens to experts is `natural`, so that some experts get
+    more than others, or `forced` to be even.
     Raises InputError where a value breaks its rule.
     """
 
@@ -54,6 +62,10 @@ class Workload(Value):
     loss_chunk_tokens: int | None = None
     sequence_parallel: bool = True
     message_precision: str = TRAINING
+    routing: str = "natural"
+    training: str = FULL
+    lora: Lora = Lora()
+    optimizer: str = ADAMW
 
     def __post_init__(self) -> None:
         for name, (least, most) in _WHOLE.items():
@@ -75,6 +87,40 @@ class Workload(Value):
         if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_by_name(schedule).lockstep:
             rule = f"does not work with the {schedule} schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
             raise FieldError("workload: optimizer_sharding", int(self.optimizer_sharding), rule)
+        word_in(self.routing, "workload: routing", ROUTINGS)
+        word_in(self.training, "workload: training", KINDS_OF_TRAINING)
+        word_in(self.optimizer, "workload: optimizer", OPTIMIZERS)
+        object.__setattr__(self, "lora", _lora(self.lora))
+        self._check_training()
+
+    def _check_training(self) -> None:
+        """Refuse what adapters and the optimizer cannot have."""
+        sharding = self.optimizer_sharding
+        if self.adapters is None and self.lora != Lora():
+            raise FieldError("workload: training", FULL, "has no adapters; choose workload.training=lora, or no lora")
+        if self.adapters is not None and self.precision in QUANTIZED_BYTES:
+            rule = "is not modelled beside adapters; choose workload.precision=bf16"
+            raise FieldError("workload: precision", self.precision, rule)
+        if sharding != AUTO and int(sharding) > self.most_sharding:
+            what = f"the optimizer {self.optimizer}, which needs whole matrices" if self.whole_matrices else "adapters"
+            rule = f"is not modelled with {what}; choose {AUTO}, or at most {self.most_sharding}"
+            raise FieldError("workload: optimizer_sharding", int(sharding), rule)
+
+    @property
+    def adapters(self) -> Lora | None:
+        """The adapters that are trained; None where the whole model is."""
+        return self.lora if self.training == LORA else None
+
+    @property
+    def whole_matrices(self) -> bool:
+        """Whether the optimizer's step needs whole matrices."""
+        return OPTIMIZERS[self.optimizer].whole_matrices
+
+    @property
+    def most_sharding(self) -> int:
+        """The highest ZeRO stage that a plan may have. From ZeRO-2 on states are gathered or scattered in every
+        micro-batch, which is not modelled for adapters, a thousandth of the model."""
+        return 0 if self.whole_matrices else 3 if self.adapters is None else 1
 
     @property
     def element_bytes(self) -> int:
@@ -89,11 +135,28 @@ class Workload(Value):
 
     @cached_property
     def states(self) -> StateBytes:
-        """Bytes of a parameter's weight, gradient, master weight and optimizer moments."""
-        width = self.element_bytes
-        return OPTIMIZERS["adam"].states(width, self.gradient_bytes if width == 2 else 4)
+        """Bytes of a trained parameter's weight, gradient, master weight and optimizer moments; with Muon, one of a
+        layer. Adapters are stepped as they are stored: they have no master weight."""
+        width, kind = self.element_bytes, OPTIMIZERS[self.optimizer]
+        if self.adapters is None:
+            return kind.states(width, self.gradient_bytes if width == 2 else 4)
+        width = self.adapters.adapter_bytes
+        return replace(kind.states(width, width), master=0)
 
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.global_batch * self.seq_len
+
+
+def _lora(value: Any) -> Lora:
+    """The adapters that `value`, a `Lora` or a mapping of its fields, states."""
+    if isinstance(value, Lora):
+        return value
+    if not isinstance(value, Mapping):
+        raise FieldError("workload: lora", value, "is no mapping; write {rank: 16}")
+    names = [field.name for field in fields(Lora)]
+    for key in value:
+        if key not in names:
+            raise FieldError(f"workload: lora.{key}", value[key], f"is unknown; {did_you_mean(str(key), names)}")
+    return Lora(**value)

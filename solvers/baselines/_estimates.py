@@ -217,10 +217,10 @@ class GridEstimates:
 
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
-        model, width = self.problem.model, self.problem.workload.states.gradient
-        num_bytes = [float(n * model.layer_params * width) for n in layers]
-        num_bytes[0] += model.embedding_params * width
-        num_bytes[-1] += model.head_params * width
+        trained, width = self.problem.parameters, self.problem.workload.states.gradient
+        num_bytes = [float(n * trained.layer * width) for n in layers]
+        num_bytes[0] += trained.params_of("first", "ends") * width
+        num_bytes[-1] += trained.last * width
         return num_bytes
 
     def exposed_s(
@@ -234,9 +234,9 @@ class GridEstimates:
         """
         if not self._sums_early:
             return list(sync_s)
-        model, width = self.problem.model, self.problem.workload.states.gradient
-        last_bytes = [float(model.layer_params * width)] * len(layers)
-        last_bytes[0] = max(last_bytes[0], float(model.embedding_params * width))
+        trained, width = self.problem.parameters, self.problem.workload.states.gradient
+        last_bytes = [float(trained.layer * width)] * len(layers)
+        last_bytes[0] = max(last_bytes[0], float(trained.params_of("first", "ends") * width))
         sums = 1 / 2 if sharding else 1.0  # of the seconds
         return [
             whole_s - sums * whole_s + max(sums * whole_s - beside_s, sums * whole_s * last / every)
@@ -271,7 +271,7 @@ class GridEstimates:
 
     def optimizer_s(self, grid: StageGrid, shards: int) -> float:
         """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
-        params = self.problem.model.num_params / (len(grid.stages) * grid.tp * shards)
+        params = self.problem.parameters.num_trained / (len(grid.stages) * grid.tp * shards)
         gpus = {self.problem.cluster.gpu_of(group[0]) for stage_groups in grid.stages for group in stage_groups}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
 

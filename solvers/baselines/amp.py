@@ -210,9 +210,9 @@ def _neighbours(layers: Sequence[int], max_layers: Sequence[int]) -> Iterator[tu
 
 def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) -> float:
     """Seconds of the slowest stage's all-reduce: its gradients cross the slowest link of its ring twice."""
-    width, model = grid.width, times.problem.model
+    width, trained = grid.width, times.problem.parameters
     slowest_s = 0.0
     for stage_groups, count in zip(grid.stages, layers, strict=True):
-        num_bytes = count * model.layer_params / grid.tp * times.problem.workload.states.gradient
+        num_bytes = count * trained.layer / grid.tp * times.problem.workload.states.gradient
         slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link[stage_groups])
     return slowest_s

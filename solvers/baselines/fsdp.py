@@ -104,7 +104,7 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
-    around = gradient_rings(plan, sharding_groups(plan, problem.cluster), problem.model, problem.cluster)
+    around = gradient_rings(plan, sharding_groups(plan, problem.cluster), problem.parameters.trained, problem.cluster)
     within, between = (
         max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
         for sync in (around.within_group, around.between_groups)
@@ -168,7 +168,7 @@ def _estimate_s(estimates: GridEstimates, trial: FsdpTrial, passes: _Passes, rec
     """Seconds of a step on the slowest GPU; the larger of compute and communication counts in every micro-batch."""
     workload, layers, zero = trial.problem.workload, trial.problem.model.num_layers, trial.sharding.stage
     forward_s, backward_s = trial.seconds(recompute)
-    gather_s, scatter_s = passes.within_s * workload.element_bytes, passes.within_s * workload.states.gradient
+    gather_s, scatter_s = passes.within_s * workload.states.weight, passes.within_s * workload.states.gradient
     micro_batch_s = sharded_s(zero, forward_s, backward_s, gather_s, scatter_s, layers)
     [summed_s] = estimates.exposed_s([2 * scatter_s], [backward_s], [layers], 0)
     once_s = {0: summed_s, 2: gather_s, 3: 0.0}[zero] + 2 * passes.between_s * workload.states.gradient

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
@@ -66,18 +65,16 @@ class ProofTables:
         self.tp_groups = [pricer.tp_group(self.devices[m][:tp]) for m, tp in self.group_list]
         self.nic: Floats = np.array([machine.nic_bandwidth_bytes_per_s for machine in self.machines], float)
         self.zero_stage = min(1, max(sharding_stages(problem.workload)))
-        workload, model = problem.workload, problem.model
+        workload, trained = problem.workload, problem.parameters
         gradient_bytes = workload.states.gradient
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
-        weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
-        self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
+        weight_bytes = min(gradient_bytes, workload.states.weight) if self.zero_stage else gradient_bytes
+        self.layer_bytes = float(trained.layer) * (gradient_bytes + weight_bytes)
         self.shown = pricer.framework.share_after_backward(
-            sharding_stages(workload), gradient_bytes, workload.element_bytes
+            sharding_stages(workload), gradient_bytes, workload.states.weight
         )
-        shared = model.vocabulary_params if model.tied_embeddings else 0
-        self.first_units = (model.embedding_params - shared) / model.layer_params
-        self.last_units = model.head_params / model.layer_params
-        self.tied_units = shared / model.layer_params
+        self.first_units, self.last_units = trained.first / trained.layer, trained.last / trained.layer
+        self.tied_units = trained.tied / trained.layer
         ends = np.array([self.first_units, self.last_units, self.first_units + self.last_units])
         self.units: Floats = np.concatenate(([0.0], ends + self.tied_units))
         self._stages = StageTable(pricer)
@@ -115,13 +112,11 @@ class ProofTables:
     def after_s(self, holders: int) -> Floats:
         """Optimiser seconds of every stage [kinds, groups, layers + 1] with states sharded over all `holders`."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
-        shared_by = holders if self.zero_stage else 1
+        shards = StateSharding(self.zero_stage, holders)
         for g, group in enumerate(self.tp_groups):
-            memory = self.pricer.stages.memory_model(group, 1)
             for kind, (first, last) in enumerate(KINDS):
                 for n in range(self.num_layers + 1):
-                    params = memory.num_params(n, first, last) / shared_by
-                    found[kind, g, n] = optimizer_compute_s(self.problem.workload, group.gpu, params)
+                    found[kind, g, n] = self.pricer.stages.optimizer_s(group, n, first, last, shards)
         return found
 
     def ring_s(self, share: float, of_tied: bool = False) -> Floats:
@@ -142,7 +137,7 @@ class ProofTables:
         """Bytes of a layer that a ring between machines passes, on all its passes: with states sharded within machines
         gradients are all-reduced between them."""
         if sharding == "machine":
-            return 2.0 * float(self.problem.model.layer_params) * self.problem.workload.states.gradient
+            return 2.0 * float(self.problem.parameters.layer) * self.problem.workload.states.gradient
         return self.layer_bytes
 
     @cached_property

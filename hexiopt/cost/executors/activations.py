@@ -1,15 +1,17 @@
 """Bytes of activations, logits and buffers, from the share of a micro-batch that a device holds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter, mul
 from typing import Generic
 
+from hexiopt.cost.executors.adapters import dequantised_bytes, stored_elements
 from hexiopt.cost.executors.compute import Amount, at_least
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import QUANTIZED_BYTES
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.operators import Layer, Shard
+from hexiopt.problem.operators import ElementwiseShare, Layer, Shard
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.depth import MESSAGE_BUFFERS
 
@@ -79,20 +81,27 @@ class Activations(Generic[Amount]):
         quantized = workload.precision in QUANTIZED_BYTES
         read = QUANTIZED_BYTES.get(workload.precision, width)
         final_norm = c.NORM_STATISTIC_BYTES * (2 if model.layer_norm else 1)
-        final_norm += hidden * (width + (width if workload.loss_chunk_tokens is None else 0))
+        head_reads = workload.loss_chunk_tokens is None and workload.adapters is None
+        final_norm += hidden * (width + (width if head_reads else 0))
         # Attention stores queries, keys, values and its output, with FP8 also the projection's copy of it. After an
         # all-to-all a device stores its tokens' output; the output for tokens of others is an internal of attention.
         own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * v_dim)
         layer = share.tokens * own_output + share.attended * width * ((1.0 - share.parted) * out + q + kv)
+
+        def stored(row: ElementwiseShare) -> float:
+            return float(width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics)
+
         on_rank = rows.on(shard)
-        for row in (*on_rank.elementwise, on_rank.routed):
-            stored = width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics
-            tokens = share.routed if row is on_rank.routed else share.between if row.divided else share.tokens
-            layer = layer + tokens * float(stored)
+        for row in on_rank.elementwise:
+            layer = layer + (share.between if row.divided else share.tokens) * stored(row)
+        layer = layer + share.routed * stored(on_rank.routed)
         if rows.kind.recurrent:  # FP32 states between chunks
             recurrent = rows.kind.recurrent
             states = shard.state_heads * recurrent.key_dim * recurrent.value_dim / recurrent.chunk
             layer = layer + share.tokens * (c.ACCUMULATOR_BYTES * states)
+        if (lora := workload.adapters) is not None:
+            between, inner = stored_elements(model, lora, shard)
+            layer = layer + width * (share.between * between + share.tokens * inner)
         # Fused attention stores its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
         copies = share.attended * width * float(dim + v_dim) * share.copied_kv_heads
@@ -100,6 +109,8 @@ class Activations(Generic[Amount]):
         internals = (
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * out
         )
+        if lora is not None and "o" not in lora.matrices:  # only attention's own backward reads its output
+            layer, internals = layer - share.attended * width * q, internals + share.attended * width * q
         # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside what is
         # converted; and the sines and cosines of all positions.
         message_bytes = float(MESSAGE_BUFFERS * workload.message_bytes(hidden))
@@ -110,12 +121,14 @@ class Activations(Generic[Amount]):
             buffers = buffers + share.positions * (width * 2.0 * dim)
         if rows.kind.experts:  # copies of tokens on their way to experts, and as they come
             buffers = buffers + share.routed * float(2 * width * rows.kind.experts.width(hidden))
+        if lora is not None:
+            buffers = buffers + dequantised_bytes(model, lora, shard, width)
         # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.
         loss = share.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
         logits = share.tokens * float(shard.vocab * width)
         if workload.loss_chunk_tokens is not None:
             chunk = -at_least(-float(workload.loss_chunk_tokens), -share.tokens)
-            loss = (share.between + float(shard.vocab)) * float(hidden * width)
+            loss = (share.between + float(shard.vocab if lora is None else 0)) * float(hidden * width)
             logits = chunk * float(shard.vocab * (2 * width + c.LOSS_BYTES))
         return cls(
             layer=layer,
@@ -175,3 +188,9 @@ class Activations(Generic[Amount]):
         for policy in {policy for layers in ranges for policy in layers}:
             working = at_least(working, self.working_set(policy, last, together))
         return total + working
+
+
+def mean(kinds: Sequence[Activations[float]], shares: Sequence[float]) -> Activations[float]:
+    """Bytes of the mean layer, where `shares` of the layers are of each of `kinds`; buffers of the kind with most."""
+    layer, internals = (sum(map(mul, shares, map(attrgetter(name), kinds))) for name in ("layer", "internals"))
+    return replace(kinds[0], layer=layer, internals=internals, buffers=max(kind.buffers for kind in kinds))

@@ -174,6 +174,11 @@ def attention_times(
     )
 
 
+def gemm_backward_passes(workload: Workload) -> int:
+    """Matrix products of the backward for one of the forward: frozen matrices need only the gradient of the input."""
+    return c.GEMM_BACKWARD_PASSES if workload.adapters is None else 1
+
+
 def layer_compute(
     layer: Layer,
     workload: Workload,
@@ -183,7 +188,8 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """The times of a decoder layer without its routed experts on the busiest rank, for a micro-batch of
+    """The times of a decoder layer without its routed experts (`experts.py`) and adapters (`adapters.py`) on the busiest
+    rank, for a micro-batch of
     `micro_batch_size` sequences.
 
     With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
@@ -209,7 +215,7 @@ def layer_compute(
     if layer.kind.recurrent is not None:
         for k, seconds in enumerate(scan_times(layer.kind.recurrent, clock, shard, tokens)):
             mixing_s[k] += seconds
-    passes = c.GEMM_BACKWARD_PASSES, c.MEMORY_BACKWARD_PASSES
+    passes = gemm_backward_passes(workload), c.MEMORY_BACKWARD_PASSES
     return ComputeTimes(
         forward_s=dense.before_s() + mixing_s[0] + dense.after_s(),
         backward_s=dense.after_s(*passes) + mixing_s[1] + dense.before_s(*passes),
@@ -232,11 +238,14 @@ def scan_times(part: Recurrent, clock: OperatorTimes, shard: Shard, tokens: floa
 
 
 def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_batch_size: int) -> ComputeTimes:
-    """The times of the embedding look-up (a gather) and of its backward (a scatter-add into the gradient)."""
+    """The times of the embedding look-up (a gather) and of its backward (a scatter-add into the gradient), which a
+    frozen embedding has not."""
     clock = OperatorTimes(gpu, workload.precision)
     tokens = micro_batch_size * workload.seq_len
     moved = 2.0 * tokens * model.hidden_size * workload.element_bytes
     gather_s, projection_s = clock.memory_s(moved), _projection_s(model, clock, tokens)
+    if workload.adapters is not None:
+        return ComputeTimes(projection_s + gather_s, 0.0)
     return ComputeTimes(
         projection_s + gather_s,
         c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
@@ -263,10 +272,10 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
         float(tokens) * shard.vocab * (workload.element_bytes + c.LOSS_BYTES) * c.LOSS_PASSES, c.LOSS_PASSES
     )
     return ComputeTimes(
-        gemm_s + norm_s + loss_s, c.GEMM_BACKWARD_PASSES * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
+        gemm_s + norm_s + loss_s, gemm_backward_passes(workload) * gemm_s + c.MEMORY_BACKWARD_PASSES * norm_s + loss_s
     )
 
 
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
-    """Seconds of an optimizer step over `num_params` parameters of a device: memory traffic only."""
+    """Seconds of an optimizer step over `num_params` parameters of layers on a device: memory traffic only."""
     return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)

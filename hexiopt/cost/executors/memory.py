@@ -13,13 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.cost.executors.activations import Activations, MicroBatchShare
+from hexiopt.cost.executors.activations import Activations, MicroBatchShare, mean
 from hexiopt.cost.executors.compute import Amount
+from hexiopt.cost.executors.experts import expert_rows
+from hexiopt.cost.executors.states import Layers, RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
-from hexiopt.problem.model import ModelSpec, largest_shard
-from hexiopt.problem.operators import HOLDERS
+from hexiopt.problem.kinds import Attention
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.operators import LayerShare
+from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
 from hexiopt.schedules.in_flight import Counts, InFlight, largest
@@ -112,23 +116,20 @@ class MemoryModel:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
         tokens = micro_batch_size // replicas * workload.seq_len
-        params, vectors = dict.fromkeys(HOLDERS, 0), dict.fromkeys(HOLDERS, 0)
-        for group in model.parameter_groups:
-            params[group.holder] += group.split.on(shard)
-            vectors[group.holder] += group.vectors.on(shard)
-        # With tied embeddings the last stage holds its own copy of the matrix, unless it is also the first.
-        tied = params["ends"]
-        self.layer_params, self._layer_vector_params = float(params["layer"]), float(vectors["layer"])
-        self.embedding_params, self._head_params_alone = float(params["first"] + tied), float(params["last"] + tied)
-        self._head_params_beside_embedding, self._final_norm_params = float(params["last"]), float(vectors["last"])
+        parameters = Parameters(model, workload)
+        self.rank_states = RankStates.of(parameters, tp, replicas)
+        self.sharded_states = RankStates.of(parameters, tp, replicas, True) if replicas > 1 else self.rank_states
+        layers = [model.layer_of(kind) for kind in model.kinds]
+        shards = [layer.shard(tp, model.vocab_size, tp * replicas) for layer in layers]
+        shard = shards[0]
         share = MicroBatchShare(
             between=float(micro_batch_size // replicas * tokens_between(workload, tp)),
             tokens=float(tokens),
             positions=float(workload.seq_len),
             attended=float(tokens),
-            heads=float(shard.heads),
-            kv_heads=float(shard.kv_heads),
-            copied_kv_heads=float(_uneven_kv_copies(model, tp)),
+            heads=0.0,
+            kv_heads=0.0,
+            copied_kv_heads=0.0,
             gathered=float(workload.sequence_parallel and tp > 1),
             scores=0.0 if gpu.flash_attention else float(tokens) * workload.seq_len,
             fused=float(gpu.flash_attention),
@@ -136,18 +137,35 @@ class MemoryModel:
             travelling=0.0,
             routed=0.0,
         )
-        self.activations = Activations.of(model, workload, shard, share)
-        # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads
-        # that and makes hidden states, whose gradients are gathered. What is put off of a layer holds what its products
-        # read, and the gradients of what they made.
-        width, hidden, products = workload.element_bytes, model.hidden_size, model.layer.on(shard).products
-        pairs, divided = len(products) // 2, sum([weights for _, weights in products]) / hidden
-        read = sum([weights for _, weights in products[1::2]]) / hidden
-        self.product_input_bytes = width * (pairs * hidden * share.between + read * tokens)
-        self.late_bytes = width * (pairs * hidden * (share.between + tokens) + divided * tokens)
+        of_kind = list[Activations[float]]()
+        for layer, its_shard in zip(layers, shards, strict=True):
+            attention, experts = layer.kind.attention, layer.kind.experts
+            rows = 0.0 if experts is None else expert_rows(experts, workload, tp * replicas, micro_batch_size)
+            its_share = replace(
+                share,
+                heads=float(its_shard.heads),
+                kv_heads=float(its_shard.kv_heads),
+                copied_kv_heads=0.0 if attention is None else float(_uneven_kv_copies(attention, tp)),
+                routed=rows,
+            )
+            of_kind.append(Activations.of(model, workload, its_shard, its_share, layer))
+        self.of_kind = tuple(of_kind)
+        self.activations = of_kind[0] if len(layers) == 1 else mean(of_kind, model.weight_of_kinds)
         self._free_bytes: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
             lambda key: self._free_bytes_of(*key), 1024
         )
+        self.product_input_bytes = self.late_bytes = 0.0
+        if not model.layers:
+            self._late(layers[0].on(shard), model.hidden_size, share)
+
+    def _late(self, layer: LayerShare, hidden: int, share: MicroBatchShare[float]) -> None:
+        # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads
+        # that and makes hidden states, whose gradients are gathered. What is put off of a layer holds what its products
+        # read, and the gradients of what they made.
+        width, weights, tokens = self._workload.element_bytes, [each.weights for each in layer.products], share.tokens
+        pairs, divided, read = len(weights) // 2, sum(weights) / hidden, sum(weights[1::2]) / hidden
+        self.product_input_bytes = width * (pairs * hidden * share.between + read * tokens)
+        self.late_bytes = width * (pairs * hidden * (share.between + tokens) + divided * tokens)
 
     def layer_activation_bytes(self, policy: str) -> float:
         """Bytes of stored activations of one layer and one micro-batch."""
@@ -157,14 +175,9 @@ class MemoryModel:
         """Bytes of a layer during its recomputation beside the stored activations: see `Activations.working_set`."""
         return self.activations.working_set(policy, last)
 
-    def num_params(self, num_layers: int, first: bool, last: bool) -> float:
-        """Parameters on the fullest rank of a stage."""
-        params = num_layers * self.layer_params
-        if first:
-            params += self.embedding_params
-        if last:
-            params += self._head_params_beside_embedding if first else self._head_params_alone
-        return params
+    def num_params(self, num_layers: Layers, first: bool, last: bool) -> float:
+        """Trained parameters on the fullest rank of a stage of so many mean layers, or layers of each kind."""
+        return self.rank_states.params.stage(num_layers, first, last)
 
     def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
         """The mean number of devices over which the states of a stage are spread; `holders` has that of each layer
@@ -172,7 +185,7 @@ class MemoryModel:
         if len(set(holders)) == 1:
             return holders[0]
         sharded = (
-            self.layer_params * sum(1 / n for n in holders)
+            self.rank_states.params.layer * sum(1 / n for n in holders)
             + (self.num_params(0, True, False) / holders[0] if first else 0.0)
             + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
         )
@@ -185,9 +198,9 @@ class MemoryModel:
 
         Units are layers, the embedding and the LM head, which gathers a tied matrix too.
         """
-        units = [self.layer_params - self._layer_vector_params] * min(num_layers, 2)
-        head = self._head_params_alone - self._final_norm_params
-        units = [self.embedding_params] * first + units + [head] * last
+        params, vectors = self.rank_states.params, self.rank_states.vectors
+        units = [params.layer - vectors.layer] * min(num_layers, 2)
+        units = [params.embedding] * first + units + [params.head - vectors.head] * last
         return max(map(sum, pairwise([*units, 0.0])), default=0.0)
 
     def stage(
@@ -232,23 +245,54 @@ class MemoryModel:
         states = self.states(sum([sum(layers.values()) for layers in ranges]), first, last, shards)
         return Memory(*states, *transient(self.activations, activations, last, counts[-1], self.communicator_bytes))
 
+    def stage_of_kinds(
+        self,
+        ranges: Sequence[Sequence[Mapping[str, int]]],
+        first: bool,
+        last: bool,
+        held: InFlight,
+        shards: StateSharding = UNSHARDED,
+        together: int = 1,
+    ) -> Memory:
+        """As `stage_of_ranges`, with the number of layers of each kind and recompute policy [ranges][kinds]."""
+        final, kinds = len(ranges) - 1, range(len(self.of_kind))
+        stored = [
+            self.activations.of_range({}, first and at == 0, False)
+            + sum([self.of_kind[k].of_range(layers[k], False, False) for k in kinds])
+            for at, layers in enumerate(ranges)
+        ]
+        ends = last * (self.activations.final_norm + self.activations.loss)
+        counts = held[0] if len(held) == 1 else largest(held, [*stored[:final], stored[final] + ends])
+        working = [
+            self.of_kind[k].working_set(policy, last, together) for layers in ranges for k in kinds for policy in layers[k]
+        ]
+        activations = sum(map(mul, counts, stored)) + max(working, default=0.0)
+        layers_of = tuple([sum([sum(layers[k].values()) for layers in ranges]) for k in kinds])
+        states = self.states(layers_of, first, last, shards)
+        buffers = max([self.of_kind[k].buffers for k in kinds if layers_of[k]], default=self.activations.buffers)
+        sizes = replace(self.activations, buffers=buffers)
+        return Memory(*states, *transient(sizes, activations, last, counts[-1], self.communicator_bytes))
+
     def states(
-        self, num_layers: int, first: bool, last: bool, shards: StateSharding
+        self, num_layers: Layers, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
-        """Bytes of weights, gradients, master weights and moments on the fullest device."""
-        stage, count = shards
-        params = weights = gradients = self.num_params(num_layers, first, last)
+        """Bytes of weights, gradients, master weights and moments on the fullest device of a stage of so many mean
+        layers, or layers of each kind."""
+        (stage, count), at = shards, (num_layers, first, last)
+        own = self.sharded_states if stage else self.rank_states
+        params = weights = gradients = self.num_params(*at)
         if stage >= 2 and count > 1:
-            vectors = num_layers * self._layer_vector_params + last * self._final_norm_params
-            gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
+            vectors = own.vectors.stage(*at)
+            layers = num_layers if isinstance(num_layers, int) else sum(num_layers)
+            gradients = (params - vectors) / count + vectors + self.whole_params(layers, first, last)
             if stage == 3:
                 weights = gradients
         sizes, spread = self._workload.states, shards.spread
         return (
-            weights * sizes.weight,
+            weights * sizes.weight + own.frozen_bytes.stage(*at),
             gradients * sizes.gradient,
-            params * sizes.master / spread,
-            params * sizes.moment / spread,
+            own.spread.stage(*at) * sizes.master / spread,
+            own.moment_bytes.stage(*at) / spread,
         )
 
     def max_layers(
@@ -390,11 +434,11 @@ def transient(
     return activations, logits, sizes.buffers, communicators, reserve
 
 
-def _uneven_kv_copies(model: ModelSpec, tp: int) -> int:
+def _uneven_kv_copies(attention: Attention, tp: int) -> int:
     """The number by which a rank's query heads exceed its key-value heads, where these do not serve equally many of
     them; elsewhere attention reads key-value heads in place, and it is 0. The most of any rank of a TP group."""
-    group = model.num_heads // model.num_kv_heads
-    low, extra = divmod(model.num_heads, tp)
+    group = attention.heads // attention.kv_heads
+    low, extra = divmod(attention.heads, tp)
     most = start = 0
     for rank in range(tp):
         end = start + low + (rank < extra)

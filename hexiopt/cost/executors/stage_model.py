@@ -4,12 +4,14 @@ Results that recur are memoised: layers by class of TP groups, routes by their e
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
+from operator import mul
 from typing import NamedTuple, assert_never
 
+from hexiopt.cost.executors.adapters import adapter_times
 from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
@@ -21,27 +23,29 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
+from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
+from hexiopt.cost.executors.memory import MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.states import Layers, products_s
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
-from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
+from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute
 from hexiopt.problem.workload import JOINED
-from hexiopt.schedules.in_flight import InFlight
+from hexiopt.schedules.in_flight import InFlight, holding
 from hexiopt.schedules.split import Footprint
 
 _MEMO_SIZE = 50_000  # prices of stages
@@ -63,7 +67,7 @@ class StagePlace(NamedTuple):
 
 class _GroupStage(NamedTuple):
     tp_group: TpGroup
-    lengths: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]
     recompute: Recompute
     samples: int
     place: StagePlace
@@ -115,9 +119,10 @@ class StageModel:
         self.context = context
         self.framework = framework_of(problem, framework)
         cluster = problem.cluster
-        self.communicators, self.tp_groups = Communicators(cluster), TpGroups(cluster)
+        self.communicators, self.tp_groups = Communicators(cluster), TpGroups(cluster, problem.model.shares_experts)
         self.routes = Routes(problem)
         self._layers = Memo(self._time_layer)
+        self._cells = Memo(self._choose_cell)
         self._ends = Memo(self._time_ends)
         self._weights = Memo(self._time_weights)
         self._clocks = Memo(self._new_clock)
@@ -133,41 +138,90 @@ class StageModel:
         return self.tp_groups.of(devices)
 
     def measurement(self, tp_group: TpGroup, micro_batch_size: int) -> Measured | None:
-        """The times of the problem's layers in a TP group by the cluster's profile; None where it has none, or where
-        several devices lack the sequence parallelism with which our runtime measures profiles."""
+        """The times of the problem's layers in a TP group by the cluster's profile; None where it has none, with
+        adapters, or where several devices lack the sequence parallelism with which our runtime measures profiles."""
         problem = self.problem
-        if tp_group.tp > 1 and not problem.workload.sequence_parallel:
+        if problem.workload.adapters is not None or (tp_group.tp > 1 and not problem.workload.sequence_parallel):
             return None
         shape = Shape.of(problem.model, problem.workload)
         gpu = tp_group.gpu
         times = problem.cluster.profile.times(shape, gpu.type_name, tp_group.tp, micro_batch_size)
         return times if times is None or gpu.full_speed is None else times.slower(gpu.speed)
 
-    def _layer(self, tp_group: TpGroup, micro_batch_size: int) -> "_Layer":
+    def cell(self, tp_group: TpGroup, micro_batch_size: int) -> TpGroup:
+        """`tp_group` with its TP degree: where that is open, the fastest one of which a layer fits, or the one of which
+        most does."""
+        return tp_group if tp_group.degree else self._cells[tp_group, micro_batch_size]
+
+    def _choose_cell(self, key: tuple[TpGroup, int]) -> TpGroup:
+        group, size = key
+        heads = min(kind.attention.heads for kind in self.problem.model.kinds if kind.attention is not None)
+        # Replicas that share experts divide the sequences of a micro-batch.
+        degrees = [t for t in range(1, group.tp + 1) if group.tp % t == 0 and size % (group.tp // t) == 0 and t <= heads]
+        cells = [self.tp_groups.with_degree(group, t) for t in degrees or [group.tp]]
+
+        def rank(cell: TpGroup) -> tuple[float, float]:
+            used = self.memory_model(cell, size).stage(1, False, False, "full", holding(1)).total
+            excess = max(0.0, used - cell.gpu.usable_memory_bytes)
+            return excess, sum(self.layer_s(cell, size, "none"))
+
+        return min(cells, key=rank)
+
+    def _layer(self, tp_group: TpGroup, micro_batch_size: int, number: int) -> "_Layer":
+        """Of a layer of kind `number` of the model."""
         problem, framework, context = self.problem, self.framework, self.context
-        model, workload, tp, size = problem.model, problem.workload, tp_group.tp, micro_batch_size
-        compute = layer_compute(model, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
+        model, workload, tp = problem.model, problem.workload, tp_group.degree
+        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(model.kinds[number])
+        compute = layer_compute(layer, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
         measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
             forward_s, backward_s = measured.layer
             return _Layer(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
         collective_s = framework.tp_exposed * self._collective_s(tp_group, micro_batch_size)
+        kind = layer.kind
+        # Around what mixes tokens, and around what TP divides of what mixes channels.
+        blocks = bool(kind.mixers) + (kind.dense is not None or (kind.experts is not None and kind.experts.shared > 0))
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
-        forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES * collective_s
-        backward_s = compute.backward_s + backward_collectives * collective_s
+        forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s
+        backward_s = compute.backward_s + backward_collectives // 2 * blocks * collective_s
+        if workload.adapters is not None:
+            clock, shard = self._clocks[tp_group.gpu.name], largest_shard(model, tp)
+            token_bytes = framework.adapter_traffic * workload.element_bytes
+            tokens = float(size * workload.seq_len)
+            extra_s = adapter_times(model, workload.adapters, clock, shard, tokens, token_bytes)
+            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
+        if kind.experts is not None:
+            extra_s = self._experts_s(kind.experts, tp_group, micro_batch_size)
+            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         if context is not None:
             extra_s = context.extra_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
         return _Layer(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
 
-    def layer_s(self, tp_group: TpGroup, micro_batch_size: int, policy: str) -> tuple[float, float]:
-        """Forward and backward seconds of one layer for one micro-batch, recompute and TP collectives included."""
-        return self._layers[tp_group, micro_batch_size, policy]
+    def _experts_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> tuple[float, float]:
+        """Forward and backward seconds of experts, the all-to-alls to them and back included."""
+        workload, hidden = self.problem.workload, self.problem.model.hidden_size
+        times = ExpertTimes(tp_group.gpu, workload, self.framework, hidden)
+        forward_s, backward_s = times.seconds(part, tp_group.tp, micro_batch_size)
+        there_s = exchange_s(part, workload, hidden, tp_group.tp, micro_batch_size, tp_group.bandwidth)
+        return forward_s + 2 * there_s, backward_s + 2 * there_s
 
-    def _time_layer(self, key: tuple[TpGroup, int, str]) -> tuple[float, float]:
-        tp_group, micro_batch_size, policy = key
-        times = self._layer(tp_group, micro_batch_size)
+    def layer_s(
+        self, tp_group: TpGroup, micro_batch_size: int, policy: str, kind: int | None = None
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of a layer for one micro-batch, recompute and communication of the group
+        included: of the layers of the model's kind `kind`, by default of the mean layer."""
+        return self._layers[tp_group, micro_batch_size, policy, kind]
+
+    def _time_layer(self, key: tuple[TpGroup, int, str, int | None]) -> tuple[float, float]:
+        open_group, micro_batch_size, policy, kind = key
+        tp_group, shares = self.cell(open_group, micro_batch_size), self.problem.model.weight_of_kinds
+        if kind is None and len(shares) > 1:
+            each = [self.layer_s(tp_group, micro_batch_size, policy, k) for k in range(len(shares))]
+            forward_s, backward_s = (sum(map(mul, shares, column)) for column in zip(*each, strict=True))
+            return forward_s, backward_s
+        times = self._layer(tp_group, micro_batch_size, kind or 0)
         # Of layers recomputed together only the last may stop early; the sum is the same for any of them.
         again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
         host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
@@ -183,7 +237,7 @@ class StageModel:
         problem, framework = self.problem, self.framework
         clock, shard = self._clocks[tp_group.gpu.name], largest_shard(problem.model, tp_group.tp)
         tokens = float(size * problem.workload.seq_len)
-        dense = dense_times(problem.model, problem.workload, clock, shard, tokens, framework)
+        dense = dense_times(problem.model.layer, problem.workload, clock, shard, tokens, framework)
         late_s = (c.GEMM_BACKWARD_PASSES - 1) * (dense.gemms_before_s + dense.gemms_after_s)
         if framework.sequence_parallel:
             gathers = c.TP_BACKWARD_COLLECTIVES - c.TP_FORWARD_COLLECTIVES
@@ -192,7 +246,7 @@ class StageModel:
         measurement = self.measurement(tp_group, size)
         if measurement is not None:  # the share of a whole backward is that of the model
             late_s *= (
-                backward_s / layer_compute(problem.model, problem.workload, tp_group.gpu, tp_group.tp, size).backward_s
+                backward_s / layer_compute(problem.model.layer, problem.workload, tp_group.gpu, tp_group.tp, size).backward_s
             )
         return min(late_s, 0.5 * backward_s)
 
@@ -214,7 +268,7 @@ class StageModel:
         return self._ends[tp_group, micro_batch_size]
 
     def _time_ends(self, key: tuple[TpGroup, int]) -> tuple[ComputeTimes, ComputeTimes]:
-        tp_group, micro_batch_size = key
+        tp_group, micro_batch_size = self.cell(*key), key[1]
         measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
             return ComputeTimes(*measured.embedding), ComputeTimes(*measured.head)
@@ -223,19 +277,23 @@ class StageModel:
         # parallelism sums are all-reduced, the embedding's in the forward and the head's in the backward: equally long
         # in total.
         extra_s = self._collective_s(tp_group, micro_batch_size)
-        embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
-        head = head_compute(model, workload, tp_group.gpu, tp_group.tp, micro_batch_size)
+        size = micro_batch_size // tp_group.replicas
+        embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
+        head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
+        if workload.adapters is not None:  # no gradient flows into a frozen embedding
+            return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""
-        return self._memory_models[tp_group.gpu.name, tp_group.tp, micro_batch_size]
+        cell = self.cell(tp_group, micro_batch_size)
+        return self._memory_models[cell.gpu.name, cell.degree, micro_batch_size, cell.replicas]
 
-    def _new_memory_model(self, key: tuple[str, int, int]) -> MemoryModel:
-        (name, tp, micro_batch_size), problem = key, self.problem
+    def _new_memory_model(self, key: tuple[str, int, int, int]) -> MemoryModel:
+        (name, tp, micro_batch_size, replicas), problem = key, self.problem
         gpu = self.tp_groups.gpus[name]
-        reserved = self.communicators.least_bytes(gpu, tp)
-        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved)
+        reserved = self.communicators.least_bytes(gpu, tp * replicas)
+        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved, replicas)
 
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
@@ -296,16 +354,17 @@ class StageModel:
                 (policies,) = stage.policies()
                 key = _LayoutStage(layout, policies, micro_batch_size, place, tuple(holders), contention)
                 return (self._layout_costs[key],)
-            case TensorParallel(devices):
-                lengths, group = tuple([end - start for start, end in stage.layers]), self.tp_groups.of(devices)
-                only = _GroupStage(group, lengths, stage.recompute, micro_batch_size, place, holders[0])
+            case TensorParallel(devices) as group:
+                layers, cell = self._priced_layers(stage), self.tp_groups.of(devices)
+                cell = self.tp_groups.with_degree(cell, group.degree or len(devices))
+                only = _GroupStage(cell, layers, stage.recompute, micro_batch_size, place, holders[0])
                 return (self._group_costs[only],)
             case Replicated() as groups:
-                lengths = tuple([end - start for start, end in stage.layers])
+                layers = self._priced_layers(stage)
                 return tuple(
                     [
                         self._group_costs[
-                            _GroupStage(self.tp_group(devices), lengths, stage.recompute, samples, place, spread)
+                            _GroupStage(self._whole_group(devices), layers, stage.recompute, samples, place, spread)
                         ]
                         for devices, samples, spread in zip(
                             groups.executors, groups.samples(micro_batch_size), holders, strict=True
@@ -315,22 +374,40 @@ class StageModel:
             case never:
                 assert_never(never)
 
+    def _whole_group(self, devices: tuple[int, ...]) -> TpGroup:
+        """The class of a TP group whose devices all divide each head's work."""
+        return self.tp_groups.with_degree(self.tp_groups.of(devices), len(devices))
+
+    def _priced_layers(self, stage: Stage) -> tuple[tuple[int, int], ...]:
+        """The layer ranges on which a price depends: where all layers are equal, on their lengths alone."""
+        several = len(self.problem.model.kinds) > 1
+        return stage.layers if several else tuple([(0, end - start) for start, end in stage.layers])
+
     def _price_group(self, key: _GroupStage) -> ExecutorCost:
-        tp_group, lengths, recompute, samples, place, holders = key
+        tp_group, layers, recompute, samples, place, holders = key
+        lengths = [end - start for start, end in layers]
         first, last, in_flight, zero_stage, queued = place
         model, final = self.memory_model(tp_group, samples), len(lengths) - 1
         ranges = [recompute] * (final + 1)
         if len(recompute) > 1:
             ranges = [recompute[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
-        chunk_s, counts = [], []
-        for k, (count, policies) in enumerate(zip(lengths, ranges, strict=True)):
-            at = first and k == 0, last and k == final
-            chunk_s.append(self.stage_s(tp_group, count, *at, samples, policies))
-            counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
-        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, most_together(ranges))
+        ends = [(first and k == 0, last and k == final) for k in range(final + 1)]
+        together = most_together(ranges)
+        num_layers: Layers
+        if len(self.problem.model.kinds) > 1:
+            kinds = [self._by_kind(span, policies) for span, policies in zip(layers, ranges, strict=True)]
+            chunk_s = [self._stage_of_kinds_s(tp_group, row, *at, samples) for row, at in zip(kinds, ends, strict=True)]
+            memory = model.stage_of_kinds(kinds, first, last, in_flight, sharding, together)
+            num_layers = tuple([sum([each.total() for each in column]) for column in zip(*kinds, strict=True)])
+        else:
+            work = list(zip(lengths, ends, ranges, strict=True))
+            chunk_s = [self.stage_s(tp_group, count, *at, samples, policies) for count, at, policies in work]
+            counts = [{each[0]: n} if len(each) == 1 else Counter(each) for n, _, each in work]
+            memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, together)
+            num_layers = sum(lengths)
         memory = memory.with_buffers(queued * model.activations.message)
-        num_params = model.num_params(sum(lengths), first, last)
+        num_params = model.num_params(num_layers, first, last)
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
             layer_policies = recompute * sum(lengths) if len(recompute) == 1 else recompute
@@ -339,8 +416,30 @@ class StageModel:
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
-        copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
+        optimizer_s = self.optimizer_s(tp_group, num_layers, first, last, sharding)
+        copy = ParameterCopy(memory, tp_group.gpu.usable_memory_bytes, num_params, optimizer_s)
+        copies = (copy,) * tp_group.replicas
         return ExecutorCost(tuple(chunk_s), copies, units, message_s)
+
+    def _by_kind(self, layers: tuple[int, int], policies: Recompute) -> list[Counter[str]]:
+        """The number of layers of each kind and policy in a range of layers [kinds]."""
+        depth, (start, end) = self.problem.model.depth, layers
+        each = policies * (end - start) if len(policies) == 1 else policies
+        counts = [Counter[str]() for _ in self.problem.model.kinds]
+        for number, policy in zip(depth[start:end], each, strict=True):
+            counts[number][policy] += 1
+        return counts
+
+    def _stage_of_kinds_s(
+        self, tp_group: TpGroup, counts: Sequence[Mapping[str, int]], first: bool, last: bool, micro_batch_size: int
+    ) -> tuple[float, float]:
+        """As `stage_s`, with the number of layers of each kind and policy [kinds]."""
+        forward_s, backward_s = self.stage_s(tp_group, 0, first, last, micro_batch_size, ("none",))
+        for kind, policies in enumerate(counts):
+            for policy, count in policies.items():
+                layer_s = self.layer_s(tp_group, micro_batch_size, policy, kind)
+                forward_s, backward_s = forward_s + count * layer_s[0], backward_s + count * layer_s[1]
+        return forward_s, backward_s
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
         layout, policies, size, place, holders, contention = key
@@ -353,11 +452,16 @@ class StageModel:
             for shards in set(spread.values())
         }
         params = stage.alone.num_params(len(policies), first, last)
-        gpus = [self.tp_group((device,)).gpu for device in layout.devices]
+        alone = [self.tp_group((device,)) for device in layout.devices]
         message_bytes = stage.memory.activations.message.tolist()
         copies = tuple(
             [
-                self._copy(memories[shards][k].with_buffers(queued * message_bytes[k]), gpus[k], params, shards)
+                ParameterCopy(
+                    memories[shards][k].with_buffers(queued * message_bytes[k]),
+                    alone[k].gpu.usable_memory_bytes,
+                    params,
+                    self.optimizer_s(alone[k], len(policies), first, last, shards),
+                )
                 for k, shards in enumerate(map(spread.__getitem__, holders))
             ]
         )
@@ -370,11 +474,16 @@ class StageModel:
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
 
-    def _copy(self, memory: Memory, gpu: Gpu, num_params: float, shards: StateSharding) -> ParameterCopy:
-        optimizer_s = self._clocks[gpu.name].memory_s(
-            num_params / shards.spread * self.problem.workload.states.step_bytes
-        )
-        return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
+    def optimizer_s(
+        self, tp_group: TpGroup, num_layers: Layers, first: bool, last: bool, shards: StateSharding
+    ) -> float:
+        """Seconds of the optimizer step of a stage of so many mean layers, or layers of each kind: memory traffic, and
+        products of whole matrices where the optimizer has any."""
+        clock, memory = self._clocks[tp_group.gpu.name], self.memory_model(tp_group, tp_group.replicas)
+        states = memory.sharded_states if shards.stage else memory.rank_states
+        seconds = clock.memory_s(states.step_bytes.stage(num_layers, first, last) / shards.spread)
+        count = num_layers if isinstance(num_layers, int) else sum(num_layers)
+        return seconds + count * products_s(self.problem.parameters, clock.gemm_s)
 
     def forget_stages(self) -> None:
         """Free the memory of the prices of whole stages; layers, routes and memory models stay."""
@@ -383,10 +492,11 @@ class StageModel:
 
     def _collective_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
         model, workload = self.problem.model, self.problem.workload
-        gathered = float(micro_batch_size * workload.seq_len * model.hidden_size * workload.element_bytes)
+        size = micro_batch_size // tp_group.replicas
+        gathered = float(size * workload.seq_len * model.hidden_size * workload.element_bytes)
         copies = self.framework.tp_copies
-        collective_s = ring_collective_s(gathered, tp_group.tp, tp_group.bandwidth, tp_group.latency_s)
-        if copies and tp_group.tp > 1:
+        collective_s = ring_collective_s(gathered, tp_group.degree, tp_group.bandwidth, tp_group.latency_s)
+        if copies and tp_group.degree > 1:
             collective_s += self._clocks[tp_group.gpu.name].memory_s(2 * copies * gathered)
         return collective_s
 

@@ -17,6 +17,7 @@ from math import inf
 from hexiopt.cost.executors.network_load import load_of
 from hexiopt.plan.holdings import Holdings, Interval, intervals, sharding_groups
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import largest_shard
 from hexiopt.problem.operators import Holder
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GB
@@ -110,19 +111,24 @@ def moving(old_problem: Problem, old: Plan, problem: Problem, plan: Plan) -> Mov
 Key = tuple[Holder, int, bool]  # who holds the unit, its number; weights, or master weights and moments
 
 
-def _unit_bytes(problem: Problem) -> dict[tuple[Holder, bool], int]:
-    """Bytes of a unit of each group of parameters: weights, or master weights and moments."""
-    per_param = {True: problem.workload.states.weight, False: problem.workload.states.sharded}
-    groups = problem.model.parameter_groups
-    return {(group.holder, weights): group.params * size for group in groups for weights, size in per_param.items()}
+def _unit_bytes(problem: Problem) -> dict[tuple[Holder, bool], float]:
+    """Bytes of a unit of each holder's parameters: weights, frozen ones too, or master weights and moments."""
+    parameters, unit_bytes = problem.parameters, defaultdict[tuple[Holder, bool], float](float)
+    for group in parameters.trained:
+        states = problem.workload.states if group.holder == "layer" else parameters.end_states
+        unit_bytes[group.holder, True] += group.params * states.weight
+        unit_bytes[group.holder, False] += group.params * states.sharded
+    for frozen in parameters.frozen:
+        unit_bytes[frozen.group.holder, True] += frozen.bytes_on(largest_shard(problem.model, 1))
+    return unit_bytes
 
 
 def _holdings(problem: Problem, plan: Plan) -> dict[Key, list[Interval]]:
     """Who holds which part of each unit, in the order of the plan."""
     holdings, sharding = Holdings.of(plan.pipelines), plan.sharding
-    copy_intervals, groups = list(map(intervals, holdings.copies)), sharding_groups(plan, problem.cluster)
+    copy_intervals, groups = list(map(intervals, holdings.devices)), sharding_groups(plan, problem.cluster)
     weights, states = dict[Key, list[Interval]](), dict[Key, list[Interval]]()
-    for group, units, copies in holdings.groups(problem.model):
+    for group, units, copies in holdings.groups(problem.model.parameter_groups):
         whole = [interval for copy in copies for interval in copy_intervals[copy]]
         spread = _shard(whole, groups) if sharding.stage else whole
         weights |= {(group.holder, unit, True): spread if sharding.stage == 3 else whole for unit in units}

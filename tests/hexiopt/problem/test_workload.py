@@ -37,7 +37,7 @@ def test_defaults() -> None:
 def test_round_trip(workload: Workload) -> None:
     data = workload_to_dict(workload)
     # By files written before there were any.
-    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training"}
+    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training", "routing": "natural"}
     stated = {field.name for field in fields(Workload) if getattr(workload, field.name) != left_out.get(field.name, ())}
     assert set(data) == stated
     assert read(data) == workload

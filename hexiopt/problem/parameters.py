@@ -1,0 +1,147 @@
+"""Which parameters of a model are trained, which stay frozen, and their bytes: what memory, gradient rings and optimizer
+steps count."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes, orthogonal_flops
+from hexiopt.problem.lora import TARGETS, Lora
+from hexiopt.problem.model import ModelSpec, largest_shard
+from hexiopt.problem.operators import Holder, ParameterGroup, Shard, Split
+from hexiopt.problem.workload import Workload
+
+
+class Matrix(NamedTuple):
+    """A matrix of a layer: its inputs and outputs, one of which a TP group cuts."""
+
+    inputs: Split
+    outputs: Split
+
+
+class FrozenGroup(NamedTuple):
+    """Parameters that are not trained: those of a model's group, bytes of an element of its matrices, and of others."""
+
+    group: ParameterGroup
+    matrix_bytes: float
+    vector_bytes: float
+
+    def bytes_on(self, shard: Shard) -> float:
+        """Bytes on a rank that holds `shard`; the most of any rank."""
+        vectors = self.group.vectors.on(shard)
+        return (self.group.split.on(shard) - vectors) * self.matrix_bytes + vectors * self.vector_bytes
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of `model` under `workload`.
+
+    Of a low-rank adapter of a matrix that TP cuts by its outputs, every rank holds the first matrix whole and its part
+    of the second; of one cut by its inputs, its part of the first and the second whole. Ranks sum the gradients of
+    whole matrices as those of norms.
+    """
+
+    model: ModelSpec
+    workload: Workload
+
+    @cached_property
+    def trained(self) -> tuple[ParameterGroup, ...]:
+        """Groups of trained parameters: all of the model, or the adapters of each layer."""
+        lora = self.workload.adapters
+        if lora is None:
+            return self.model.parameter_groups
+        ends = [end for matrix in adapted_matrices(self.model, lora).values() for end in matrix]
+        split = Split(*(lora.rank * sum(column) for column in zip(Split(), *ends, strict=True)))
+        return (ParameterGroup("layer", split.on(largest_shard(self.model, 1)), split),)
+
+    @cached_property
+    def frozen(self) -> tuple[FrozenGroup, ...]:
+        """Groups of frozen parameters: none, or all of the model. Embedding and LM head are never quantised."""
+        lora, width = self.workload.adapters, float(self.workload.element_bytes)
+        if lora is None:
+            return ()
+        matrix = lora.stored.element_bytes or width
+        groups = self.model.parameter_groups
+        return tuple(FrozenGroup(group, matrix if group.holder == "layer" else width, width) for group in groups)
+
+    def params_of(self, *holders: Holder) -> int:
+        """Trained parameters of all groups that any of `holders` holds."""
+        return sum(group.params for group in self.trained if group.holder in holders)
+
+    @property
+    def layer(self) -> int:
+        """Trained parameters of a layer."""
+        return self.params_of("layer")
+
+    @property
+    def first(self) -> int:
+        """Trained parameters that only first stages hold."""
+        return self.params_of("first")
+
+    @property
+    def last(self) -> int:
+        """Trained parameters that only last stages hold."""
+        return self.params_of("last")
+
+    @property
+    def tied(self) -> int:
+        """Trained parameters that first and last stages hold together."""
+        return self.params_of("ends")
+
+    @property
+    def num_trained(self) -> int:
+        """All trained parameters."""
+        return self.model.num_layers * self.layer + self.params_of("first", "last", "ends")
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all states, unsharded: weights, gradients, master weights, moments and what is frozen."""
+        counts = {"layer": self.model.num_layers}
+        states: Mapping[bool, StateBytes] = {True: self.workload.states, False: self.end_states}
+        trained = sum(
+            counts.get(group.holder, 1) * group.params * states[group.holder == "layer"].total for group in self.trained
+        )
+        whole = largest_shard(self.model, 1)
+        return trained + sum(counts.get(row.group.holder, 1) * row.bytes_on(whole) for row in self.frozen)
+
+    @property
+    def end_states(self) -> StateBytes:
+        """Bytes of a trained parameter of embedding and LM head, which may have another optimizer than layers."""
+        kind = OPTIMIZERS[self.workload.optimizer]
+        states = self.workload.states
+        return states if kind.ends is None else OPTIMIZERS[kind.ends].states(int(states.weight), int(states.gradient))
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs per token that training takes, without recompute; these define MFU.
+
+        Frozen matrices take two passes, of the forward and of the gradient of their input, where trained ones take
+        three; adapters take three, attention as ever; nothing flows back into a frozen embedding.
+        """
+        model, seq_len = self.model, self.workload.seq_len
+        lora = self.workload.adapters
+        if lora is None:
+            return model.model_flops_per_token(seq_len)
+        layer = 2 * model.layer_gemm_flops_per_token + 3 * model.attention_flops_per_token(seq_len) + 6 * self.layer
+        return model.num_layers * layer + model.embedding_flops_per_token + 2 * model.head_flops_per_token
+
+    def orthogonal_flops(self) -> tuple[float, ...]:
+        """FLOPs of each matrix product by which the optimizer makes what it adds to a layer's matrices orthogonal."""
+        kind, whole = OPTIMIZERS[self.workload.optimizer], largest_shard(self.model, 1)
+        shapes = [(inputs.on(whole), outputs.on(whole)) for inputs, outputs in layer_matrices(self.model).values()]
+        return tuple(flops for shape in shapes for flops in orthogonal_flops(*shape)) * kind.products
+
+
+def layer_matrices(model: ModelSpec) -> dict[str, Matrix]:
+    """The matrices of a layer by the names that `TARGETS` lists; `gate` only where there is one."""
+    hidden, heads = Split(whole=model.hidden_size), Split(heads=model.head_dim)
+    kv_heads, ffn = Split(kv_heads=model.head_dim), Split(ffn=1)
+    ends = (hidden, heads), (hidden, kv_heads), (hidden, kv_heads), (heads, hidden), *[(hidden, ffn)] * 2, (ffn, hidden)
+    rows = {name: Matrix(*pair) for name, pair in zip(TARGETS, ends, strict=True)}
+    return rows if model.gated_mlp else {name: row for name, row in rows.items() if name != "gate"}
+
+
+def adapted_matrices(model: ModelSpec, lora: Lora) -> dict[str, Matrix]:
+    """Those of `layer_matrices` that have an adapter."""
+    return {name: row for name, row in layer_matrices(model).items() if name in lora.matrices}
