@@ -52,14 +52,25 @@ def pairs_of(stages: Any, p: int, num_stages: int, s: int) -> int:
 
 
 @kernel
-def stage_params(group: Any, layers: int, s: int, num_stages: int) -> Any:
-    """Parameters on the fullest rank of stage s."""
-    params = layers * group.layer_params
-    if s == 0:
-        params += group.embedding_params
-    if s == num_stages - 1:
-        params += group.head_params_beside if s == 0 else group.head_params
-    return params
+def stage_step_s(group: Any, layers: int, first: bool, last: bool) -> Any:
+    """Seconds of memory traffic of an optimizer step of a stage whose states are not spread."""
+    seconds = layers * group.layer_step_s
+    if first:
+        seconds += group.embedding_step_s
+    if last:
+        seconds += group.head_step_s_beside if first else group.head_step_s
+    return seconds
+
+
+@kernel
+def ends_bytes(group: Any, first: int, last: int, holders: int) -> Any:
+    """Bytes of the states of embedding and LM head, as far as a stage has them, spread over `holders`."""
+    whole = first * group.embedding_bytes
+    spread = first * group.embedding_sharded_bytes
+    if last:
+        whole += group.head_bytes_beside if first else group.head_bytes
+        spread += group.head_sharded_bytes_beside if first else group.head_sharded_bytes
+    return whole + spread / holders
 
 
 @kernel
@@ -69,16 +80,14 @@ def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     or 1), the ZeRO stage, pairs beyond the reserved ones."""
     count, first, last, zero_stage, pairs = at
     holders = stage.holders if zero_stage else 1
-    state_bytes = problem.weight_bytes + problem.gradient_bytes + problem.sharded_bytes / holders
     more = 1.0 + problem.fragmentation
-    ends = stage_params(group, 0, 1 - first, 3 - first - last)
     limit = group.limit_bytes - stage.room * group.sum_bytes - pairs * group.pair_bytes
-    room = (limit - ends * state_bytes) / more - cost.buffer_bytes
+    room = (limit - ends_bytes(group, first, last, holders)) / more - cost.buffer_bytes
     if first:
         room -= count * cost.token_bytes
     if last:
         room -= cost.logits_bytes + count * cost.head_bytes
-    return room, group.layer_params * state_bytes / more
+    return room, (group.layer_bytes + group.layer_sharded_bytes / holders) / more
 
 
 @kernel

@@ -158,7 +158,7 @@ def add_rings(
 
 @kernel
 def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
-    """Add to `sharded` of the members of a segment of `layers`, whose states are spread inside machines. `bounds`:
+    """Add to `step_s` of the members of a segment of `layers`, whose states are spread inside machines. `bounds`:
     first, end. `ends`: 1 if it is the first segment, + 2 if the last."""
     first, end = bounds
     i = first
@@ -167,12 +167,12 @@ def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any,
         for k in range(i, j):
             p, s = members[k].pipeline, members[k].stage
             group = groups[stages[p, s].group]
-            params = layers * group.layer_params
+            seconds = layers * group.layer_step_s
             if ends & 1:
-                params += group.embedding_params
+                seconds += group.embedding_step_s
             if ends & 2:
-                params += group.head_params_beside if s == 0 else group.head_params
-            times[p, s].sharded += params / (j - i)
+                seconds += group.head_step_s_beside if s == 0 else group.head_step_s
+            times[p, s].step_s += seconds / (j - i)
         i = j
 
 
@@ -439,7 +439,7 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         p = work.active[k]
         for s in range(state.pipelines[p].num_stages):
             own = times[p, s]
-            own.port = own.wait_s = own.between_wait_s = own.sharded = 0.0
+            own.port = own.wait_s = own.between_wait_s = own.step_s = 0.0
             own.ring = -1
             stages[p, s].sums = 0
     work.load[:] = 0.0

@@ -129,7 +129,7 @@ TIMES = np.dtype(  # of a stage in a step
         ("wait_s", "f8"),  # latencies of its rings, one after another
         ("between_wait_s", "f8"),
         ("ring", "i8"),  # the last one inside its machine; -1: none yet
-        ("sharded", "f8"),  # parameters whose optimiser states a device has
+        ("step_s", "f8"),  # the optimizer's memory traffic, of the states that a device has
     ],
     align=True,
 )

@@ -7,7 +7,7 @@ import numpy as np
 
 from solvers.compiled.batches import divide_batch, last_end
 from solvers.compiled.kernels import entry, kernel
-from solvers.compiled.layers import RESERVED, split, stage_params
+from solvers.compiled.layers import RESERVED, split, stage_step_s
 from solvers.compiled.messages import forget_messages, send_messages
 from solvers.compiled.pipelines import clear_added, steady_after, time_pipeline
 from solvers.compiled.rings import make_rings
@@ -31,7 +31,7 @@ def begin_step(
     groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int, spread: int
 ) -> Any:
     """When the stages of the active pipelines are ready, and the last pipeline ends. `spread`: over how many devices
-    states are, 0 if `sharded` says so."""
+    states are, 0 if `step_s` says so."""
     pipeline_s = 0.0
     for k in range(count):
         p = active[k]
@@ -42,9 +42,9 @@ def begin_step(
             stage, own = stages[p, s], times[p, s]
             group = groups[stage.group]
             if spread:
-                own.sharded = stage_params(group, stage.layers, s, pipeline.num_stages) / spread
+                own.step_s = stage_step_s(group, stage.layers, s == 0, s == pipeline.num_stages - 1) / spread
             own.ready_s = own.summed_s = end - stage.early_s
-            own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
+            own.optimizer_s = max(group.launch_s, own.step_s) + stage.layers * group.layer_products_s
             own.left_s = stage.backward_s
     return pipeline_s
 
@@ -350,7 +350,8 @@ def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
                 stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
                 tight = True
             if by_machine:
-                mean = stage_params(groups[stage.group], stage.layers, s, num_stages) / work.times[p, s].sharded
+                whole_s = stage_step_s(groups[stage.group], stage.layers, s == 0, s == num_stages - 1)
+                mean = whole_s / work.times[p, s].step_s
                 if stage.holders > mean + 1e-6:
                     stage.holders = max(1, int(mean + 1e-6))
                     tight = True

@@ -1,13 +1,14 @@
 """What a problem costs, as flat arrays, made once from `StageModel` and `Network`. Seconds, bytes, parameters."""
 
 from collections.abc import Sequence
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS
-from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.states import products_s
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
@@ -18,6 +19,7 @@ from hexiopt.problem.space import recompute_policies, sharding_stages
 MOST_DEVICES = 62  # of a machine: bits of a mask
 MOST_UNEVEN = 8  # devices of a machine whose links or speeds differ: each mask has a row
 MOST_PIPELINES, MOST_STAGES = 512, 64
+_MANY = 1e15  # bytes beside which launches take nothing
 SUMS = ("after", "beside", "by_part")  # when gradients are summed, by number
 
 PROBLEM = np.dtype(
@@ -46,9 +48,8 @@ PROBLEM = np.dtype(
         ("several_interfaces", "i8"),  # of a machine
         ("uneven_links", "i8"),
         ("sample_bytes", "f8"),  # a message's, for a sequence
-        ("weight_bytes", "f8"),  # of a parameter
+        ("weight_bytes", "f8"),  # of a trained parameter, as all parameters here
         ("gradient_bytes", "f8"),
-        ("sharded_bytes", "f8"),  # master weight and moments
         ("layer_params", "f8"),  # of the model
         ("embedding_params", "f8"),  # that the first stage alone holds
         ("head_params", "f8"),  # that the last stage alone holds
@@ -79,17 +80,23 @@ MACHINE = np.dtype(
 GROUP = np.dtype(
     [
         ("degree", "i8"),
-        ("layer_params", "f8"),  # on the fullest rank, as all here
-        ("vector_params", "f8"),  # of a layer: norms and biases
-        ("norm_params", "f8"),  # of the final norm
-        ("embedding_params", "f8"),
-        ("head_params", "f8"),
-        ("head_params_beside", "f8"),  # beside the embedding: without a tied matrix
+        ("layer_bytes", "f8"),  # weights, frozen ones too, and gradients on the fullest rank, as all here
+        ("embedding_bytes", "f8"),
+        ("head_bytes", "f8"),
+        ("head_bytes_beside", "f8"),  # beside the embedding: without a tied matrix
+        ("layer_sharded_bytes", "f8"),  # master weights and moments
+        ("embedding_sharded_bytes", "f8"),
+        ("head_sharded_bytes", "f8"),
+        ("head_sharded_bytes_beside", "f8"),
+        ("layer_step_s", "f8"),  # optimizer step: memory traffic
+        ("embedding_step_s", "f8"),
+        ("head_step_s", "f8"),
+        ("head_step_s_beside", "f8"),
+        ("layer_products_s", "f8"),  # and products of whole matrices
         ("limit_bytes", "f8"),  # without communicators, and a rounding less
         ("sum_bytes", "f8"),  # of a group that sums gradients, beyond the reserved ones
         ("pair_bytes", "f8"),  # of a pair that exchanges messages, beyond the reserved ones
-        ("optimizer_s", "f8"),  # for a parameter
-        ("launch_s", "f8"),  # at least
+        ("launch_s", "f8"),  # the least of an optimizer step
     ],
     align=True,
 )
@@ -188,11 +195,11 @@ def sharding_modes(problem: Problem) -> Any:
 def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
     problem, stages, framework = pricer.problem, pricer.stages, pricer.framework
     model, workload, space, cluster = problem.model, problem.workload, problem.space, problem.cluster
+    trained = problem.parameters
     found = np.zeros(1, PROBLEM)
     own = found[0]
     devices, policies = len(problem.usable_devices), pricer.policies()
     one_policy = len(policies) == 1 or not space.recompute_per_stage
-    tied = model.vocabulary_params if model.tied_embeddings else 0
     values = {
         "num_layers": model.num_layers,
         "global_batch": workload.global_batch,
@@ -213,18 +220,17 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "deep": problem.space.depth,
         "divided": workload.sequence_parallel,
         "sums": SUMS.index(framework.gradient_sums),
-        "tied": model.tied_embeddings,
+        "tied": trained.tied > 0,
         "num_interfaces": sum(machine.num_interfaces for machine in cluster.machines),
         "several_interfaces": (machines["num_interfaces"] > 1).any(),
         "uneven_links": any(machine.intra_links for machine in cluster.machines),
         "sample_bytes": stages.routes.message_bytes(1),
-        "weight_bytes": workload.element_bytes,
+        "weight_bytes": workload.states.weight,
         "gradient_bytes": workload.states.gradient,
-        "sharded_bytes": workload.states.sharded,
-        "layer_params": model.layer_params,
-        "embedding_params": model.embedding_params - tied,
-        "head_params": model.head_params,
-        "tied_params": tied,
+        "layer_params": trained.layer,
+        "embedding_params": trained.first,
+        "head_params": trained.last,
+        "tied_params": trained.tied,
         "fragmentation": c.FRAGMENTATION,
         "holder_s": framework.holder_s,
         "last_bucket": c.LAST_BUCKET,
@@ -271,23 +277,18 @@ class _Classes:
     def _group(self, group: TpGroup, size: int) -> tuple[float, ...]:
         stages = self._stages
         memory, held = stages.memory_model(group, size), stages.communicators.total_bytes
-        norm = memory.num_params(0, False, True)
-        many, workload = 1e12, stages.problem.workload
-        vectors = memory.layer_params - memory.whole_params(1, False, False)
-        head = memory.whole_params(0, False, True)
+        clock, own, sizes = stages.clock(group.gpu), memory.rank_states, stages.problem.workload.states
+        s_per_byte = clock.memory_s(_MANY) / _MANY
         return (
             group.tp,
-            memory.layer_params,
-            vectors,
-            norm - head,
-            memory.num_params(0, True, False),
-            norm,
-            memory.num_params(0, True, True) - memory.num_params(0, True, False),
+            *map(add, own.frozen_bytes, (n * (sizes.weight + sizes.gradient) for n in own.params)),
+            *map(add, own.moment_bytes, (n * sizes.master for n in own.params)),
+            *(s_per_byte * num_bytes for num_bytes in own.step_bytes),
+            products_s(stages.problem.parameters, clock.gemm_s),
             group.gpu.usable_memory_bytes * (1 - 1e-12) - memory.communicator_bytes,
             held(group.gpu, 0.0, RESERVED_GROUPS + 1) - held(group.gpu, 0.0, RESERVED_GROUPS),
             held(group.gpu, 0.0, 0, RESERVED_GROUPS + 1) - held(group.gpu, 0.0, 0, RESERVED_GROUPS),
-            optimizer_compute_s(workload, group.gpu, many) / many,
-            optimizer_compute_s(workload, group.gpu, 0.0),
+            clock.memory_s(0.0),
         )
 
     def _cost(self, group: TpGroup, size: int) -> tuple[float, ...]:

@@ -36,6 +36,7 @@ from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
@@ -470,6 +471,10 @@ class StageModel:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         message_s = (2 - first - last) * stage.quantization_s
         return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s)
+
+    def clock(self, gpu: Gpu) -> OperatorTimes:
+        """The seconds of operators on a GPU of the cluster."""
+        return self._clocks[gpu.name]
 
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)

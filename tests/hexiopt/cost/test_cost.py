@@ -235,7 +235,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
             for replica, one in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
                 memory = model.stages.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
-                expected = sum(memory.layer_params / num_holders(plan, layer) for layer in held)
+                expected = sum(memory.num_params(1, False, False) / num_holders(plan, layer) for layer in held)
                 tail = memory.num_params(0, *ends) - memory.num_params(0, ends[0], False)
                 expected += (memory.num_params(0, ends[0], False)) / num_holders(plan, 0)
                 expected += tail / num_holders(plan, problem.model.num_layers - 1)

@@ -77,7 +77,7 @@ def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holde
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    assert found(parameter_holders(Holdings.of(plan.pipelines), problem.model)) == pytest.approx(
+    assert found(parameter_holders(Holdings.of(plan.pipelines), problem.model.parameter_groups)) == pytest.approx(
         brute_force(plan.pipelines, problem.model)
     )
 
@@ -107,28 +107,28 @@ def two_pipelines(*degrees: int) -> tuple[Pipeline, ...]:
 
 def test_degrees_1_2_and_4() -> None:
     total = MODEL.num_params
-    assert found(parameter_holders(Holdings.of(two_pipelines(1, 2, 4)), MODEL)) == pytest.approx(
+    assert found(parameter_holders(Holdings.of(two_pipelines(1, 2, 4)), MODEL.parameter_groups)) == pytest.approx(
         {(0, 1, 3): total / 4, (0, 1, 4): total / 4, (0, 2, 5): total / 4, (0, 2, 6): total / 4}
     )
 
 
 def test_degrees_3_and_2() -> None:
     total = MODEL.num_params
-    assert found(parameter_holders(Holdings.of(two_pipelines(3, 2)), MODEL)) == pytest.approx(
+    assert found(parameter_holders(Holdings.of(two_pipelines(3, 2)), MODEL.parameter_groups)) == pytest.approx(
         {(0, 3): total / 3, (1, 3): total / 6, (1, 4): total / 6, (2, 4): total / 3}
     )
 
 
 def test_one_pipeline_synchronises_nothing() -> None:
     plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
-    assert parameter_holders(Holdings.of(plan), MODEL).count == 0
-    assert parameter_holders(Holdings.of(two_pipelines(2)), TIED).count == 0
+    assert parameter_holders(Holdings.of(plan), MODEL.parameter_groups).count == 0
+    assert parameter_holders(Holdings.of(two_pipelines(2)), TIED.parameter_groups).count == 0
 
 
 def test_tied_embeddings_join_first_and_last_stage() -> None:
     plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
     half = TIED.vocabulary_params / 2
-    assert found(parameter_holders(Holdings.of(plan), TIED)) == pytest.approx({(0, 2): half, (1, 2): half})
+    assert found(parameter_holders(Holdings.of(plan), TIED.parameter_groups)) == pytest.approx({(0, 2): half, (1, 2): half})
 
 
 def test_aligned_cuts_make_few_groups() -> None:
@@ -145,9 +145,9 @@ def test_aligned_cuts_make_few_groups() -> None:
             1,
         )
 
-    aligned = parameter_holders(Holdings.of((stages(0, 2), stages(4, 2), stages(8, 2))), MODEL)
+    aligned = parameter_holders(Holdings.of((stages(0, 2), stages(4, 2), stages(8, 2))), MODEL.parameter_groups)
     assert aligned.count == 4  # two stages of two ranks; embedding and head in their buffers
-    assert parameter_holders(Holdings.of((stages(0, 2), stages(4, 3), stages(8, 2))), MODEL).count == 6
+    assert parameter_holders(Holdings.of((stages(0, 2), stages(4, 3), stages(8, 2))), MODEL.parameter_groups).count == 6
 
 
 # ------------------------------------------------------------------ times
@@ -298,7 +298,7 @@ def test_summing_beside_the_last_backward_saves_no_more_than_that(task: tuple[Pr
 def test_the_last_part_of_a_backward_makes_a_layer_or_the_embedding() -> None:
     """Of a first stage the embedding, of others a layer; of a ring of the head alone, all of it."""
     pipelines = tuple(Pipeline((Stage.of((d,), 0, 4), Stage.of((d + 1,), 4, 6)), 1) for d in (0, 2))
-    groups = parameter_holders(Holdings.of(pipelines), MODEL)
+    groups = parameter_holders(Holdings.of(pipelines), MODEL.parameter_groups)
     last = {
         tuple(row): n
         for rows, own in zip(groups.holders, groups.last, strict=True)

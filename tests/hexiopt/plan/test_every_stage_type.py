@@ -131,7 +131,7 @@ def test_its_price_is_made_of_its_parts(kinds: tuple[type, type], zero: int) -> 
 def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> None:
     """By rings over the devices that hold the same, of every layer of a stage that has copies, and no other."""
     plan, model = plan_of(kinds), PROBLEM.model
-    found = parameter_holders(Holdings.of(plan.pipelines), model)
+    found = parameter_holders(Holdings.of(plan.pipelines), model.parameter_groups)
     copied = [stage for stage in plan.pipelines[0].stages if len(stage.parallelism.parameter_copies) > 1]
     groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
     assert sorted(groups) == [stage.devices for stage in copied]

@@ -24,7 +24,7 @@ def test_memory_counts_what_each_copy_holds(pair: tuple[Problem, Plan]) -> None:
     plan = replace(plan, sharding=replace(plan.sharding, stage=0))
     held, model = Holdings.of(plan.pipelines), problem.model
     expected = [0.0] * len(held.copies)
-    for group, units, copies in held.groups(model):
+    for group, units, copies in held.groups(model.parameter_groups):
         for copy in copies:
             expected[copy] += len(units) * group.split.on(largest_shard(model, len(held.copies[copy])))
     priced = list(copy_costs(plan, PlanPricer(problem).price(plan)))

@@ -8,6 +8,7 @@ from hypothesis import given
 
 from hexiopt.errors import InputError
 from hexiopt.files.problem_file import workload_from_section, workload_to_dict
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from tests.strategies import workloads
@@ -37,7 +38,8 @@ def test_defaults() -> None:
 def test_round_trip(workload: Workload) -> None:
     data = workload_to_dict(workload)
     # By files written before there were any.
-    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training", "routing": "natural"}
+    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training"}
+    left_out |= {"routing": "natural", "training": "full", "lora": Lora(), "optimizer": "adamw"}
     stated = {field.name for field in fields(Workload) if getattr(workload, field.name) != left_out.get(field.name, ())}
     assert set(data) == stated
     assert read(data) == workload
