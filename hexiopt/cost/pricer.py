@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from hexiopt.cost.cells import with_degrees
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors.context_parallel import ContextParallel
@@ -109,6 +110,7 @@ class PlanPricer:
 
         Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
+        plan = self.stated(plan)
         groups = sharding_groups(plan, self.problem.cluster)
         rings = self._rings_in(plan, groups)
         pipelines = pipelines or self.network(self._place_in_groups(plan, groups))
@@ -121,7 +123,12 @@ class PlanPricer:
 
     def place_pipelines(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """The pipelines of `plan` on their devices, before they share the network. Raises InputError as `price`."""
+        plan = self.stated(plan)
         return self._place_in_groups(plan, sharding_groups(plan, self.problem.cluster))
+
+    def stated(self, plan: Plan) -> Plan:
+        """`plan` with all that a price decides: how many replicas share experts (`cells.py`)."""
+        return with_degrees(plan, self.stages)
 
     def spans(self, plan: Plan, cost: Cost, number: int) -> Iterator[Span]:
         """The operations and messages of pipeline `number` of `plan`, whose price is `cost`, in the order in which they
@@ -138,6 +145,7 @@ class PlanPricer:
 
         Raises InputError where its pipelines do not hold the same layers.
         """
+        plan = self.stated(plan)
         return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
 
     def _place_in_groups(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:

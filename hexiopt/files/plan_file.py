@@ -91,8 +91,12 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
 
 
 def _group_to_dict(group: TensorParallel | Replica, names: Any) -> dict[str, Any]:
-    heads = {} if group.heads is None else {"heads": list(group.heads)}
-    return {"devices": names(group.devices)} | heads
+    data: dict[str, Any] = {"devices": names(group.devices)}
+    if group.heads is not None:
+        data["heads"] = list(group.heads)
+    if isinstance(group, TensorParallel) and group.degree is not None:
+        data["degree"] = group.degree
+    return data
 
 
 def prediction_to_dict(problem: Problem, plan: Plan, cost: Cost) -> dict[str, Any]:
@@ -270,8 +274,9 @@ def _stage(section: Section, cluster: Cluster) -> Stage:
 
 def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
     devices, heads = _devices(section, cluster), _whole(section, "heads", optional=True) or None
+    degree = section.integer("degree", at_least=1, at_most=len(devices), default=None)
     with section.building():
-        return TensorParallel(devices, heads)
+        return TensorParallel(devices, heads, degree)
 
 
 def _replicas(section: Section, cluster: Cluster) -> Replicated:

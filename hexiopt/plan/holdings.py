@@ -98,7 +98,7 @@ class Holdings(NamedTuple):
                 start = len(copies)
                 copies += stage.parallelism.parameter_copies
                 numbers.append(range(start, len(copies)))
-                if isinstance(stage.parallelism, TensorParallel) and stage.parallelism.degree is not None:
+                if isinstance(stage.parallelism, TensorParallel) and stage.parallelism.num_replicas > 1:
                     sharing.append((stage.parallelism.devices, numbers[-1]))
             stages.append(numbers)
             ranges.append(

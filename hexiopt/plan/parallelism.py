@@ -78,7 +78,8 @@ class TensorParallel:
     """One TP group, to which all samples come; `heads` per device where uneven. Raises as `Replica`.
 
     Devices that share the experts of a layer may be several replicas of everything else, each of `degree` devices in
-    a row, which divide the samples evenly and exchange copies of tokens; by default there is one, of all devices.
+    a row, which divide the samples evenly and exchange copies of tokens. None: one replica of all devices, or where
+    there are experts what is fastest, which a price decides and states.
     """
 
     devices: Devices
@@ -95,12 +96,10 @@ class TensorParallel:
             raise InputError(f"{fault}; give each replica equally many devices")
         if self.heads is not None:
             raise InputError("the stage states heads and degree; leave out one")
-        if self.degree == len(self.devices):
-            object.__setattr__(self, "degree", None)
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that share experts; 1 where all devices are one TP group."""
+        """Replicas that share experts; 1 where none are stated."""
         return 1 if self.degree is None else len(self.devices) // self.degree
 
     @property
@@ -128,7 +127,7 @@ class TensorParallel:
     @property
     def degrees(self) -> str:
         """The TP degree, or the sizes of groups, as tables show them."""
-        return str(len(self.devices)) if self.degree is None else f"{self.num_replicas}×{self.degree}"
+        return str(len(self.devices)) if self.num_replicas == 1 else f"{self.num_replicas}×{self.degree}"
 
     def samples(self, micro_batch_size: int) -> tuple[int, ...]:
         """Sequences of a micro-batch that come to each executor."""

@@ -25,7 +25,7 @@ def set_room(tables: Any, work: Any, state: Any, p: int, s: int) -> None:
         tables.policies[stage.group, pipeline.size],
     )
     at = position(plan, pipeline, state.stages, p, s)
-    room, layer_bytes = room_bytes(problem, tables.groups[stage.group], cost, stage, at)
+    room, layer_bytes = room_bytes(problem, tables.groups[stage.group, pipeline.size], cost, stage, at)
     count, first, last, n = at[0], at[1], at[2], stage.layers
     room -= n * layer_bytes
     mixed = problem.mixed and plan.policy < 0

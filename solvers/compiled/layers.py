@@ -355,7 +355,7 @@ def split(tables: Any, work: Any, state: Any, p: int) -> None:
             keys[slot] = key
             option_count[0] += 1
             cost = costs[stage.group, size]
-            room = room_bytes(problem, tables.groups[stage.group], cost, stage, at)
+            room = room_bytes(problem, tables.groups[stage.group, size], cost, stage, at)
             policies = tables.policies[stage.group, size]
             most[slot] = fill_options(problem, cost, policies, room, at, plan.policy, seconds, column.offset)
         column.most = most[slot]
@@ -382,7 +382,7 @@ def policies_of(tables: Any, state: Any, p: int, s: int) -> Any:
     problem, plan, pipeline, stage = tables.problem[0], state.plan[0], state.pipelines[p], state.stages[p, s]
     at = position(plan, pipeline, state.stages, p, s)
     cost = tables.costs[stage.group, pipeline.size]
-    room, layer_bytes = room_bytes(problem, tables.groups[stage.group], cost, stage, at)
+    room, layer_bytes = room_bytes(problem, tables.groups[stage.group, pipeline.size], cost, stage, at)
     policies, mixed = tables.policies[stage.group, pipeline.size], problem.mixed and plan.policy < 0
     n = stage.layers
     return choose_policies(policies, n, at[0], at[2], room - n * layer_bytes, plan.policy, mixed)[1:]

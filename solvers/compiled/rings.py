@@ -157,7 +157,7 @@ def add_rings(
 
 
 @kernel
-def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
+def note_shards(groups: Any, members: Any, state: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
     """Add to `step_s` of the members of a segment of `layers`, whose states are spread inside machines. `bounds`:
     first, end. `ends`: 1 if it is the first segment, + 2 if the last."""
     first, end = bounds
@@ -166,7 +166,7 @@ def note_shards(groups: Any, members: Any, stages: Any, times: Any, bounds: Any,
         j = end_of_run(members, i, end)
         for k in range(i, j):
             p, s = members[k].pipeline, members[k].stage
-            group = groups[stages[p, s].group]
+            group = groups[state.stages[p, s].group, state.pipelines[p].size]
             seconds = layers * group.layer_step_s
             if ends & 1:
                 seconds += group.embedding_step_s
@@ -222,7 +222,7 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
             params += problem.head_params
         num = add_rings(machines, members, rings, times, (first, end, by_machine), params, last, num)
         if by_machine:
-            note_shards(groups, members, stages, times, (first, end), cut - at, ends)
+            note_shards(groups, members, state, times, (first, end), cut - at, ends)
         at = cut
         for k in range(first, end if at < num_layers else first):
             p = members[k].pipeline

@@ -40,7 +40,7 @@ def begin_step(
         pipeline_s = max(pipeline_s, end)
         for s in range(pipeline.num_stages):
             stage, own = stages[p, s], times[p, s]
-            group = groups[stage.group]
+            group = groups[stage.group, pipeline.size]
             if spread:
                 own.step_s = stage_step_s(group, stage.layers, s == 0, s == pipeline.num_stages - 1) / spread
             own.ready_s = own.summed_s = end - stage.early_s
@@ -350,7 +350,7 @@ def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
                 stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
                 tight = True
             if by_machine:
-                whole_s = stage_step_s(groups[stage.group], stage.layers, s == 0, s == num_stages - 1)
+                whole_s = stage_step_s(groups[stage.group, pipeline.size], stage.layers, s == 0, s == num_stages - 1)
                 mean = whole_s / work.times[p, s].step_s
                 if stage.holders > mean + 1e-6:
                     stage.holders = max(1, int(mean + 1e-6))

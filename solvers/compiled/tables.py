@@ -1,7 +1,6 @@
 """What a problem costs, as flat arrays, made once from `StageModel` and `Network`. Seconds, bytes, parameters."""
 
 from collections.abc import Sequence
-from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,7 +134,7 @@ class Tables(NamedTuple):
     `problem` [1]; `machines` [machines]; `sizes` [sizes] of micro-batches in sequences; `modes` [modes, 2]: ZeRO stage,
     and 1 where sharding groups are machines; `degrees` [degrees] of TP, ascending; `kind_group` [kinds, devices + 1]
     and `mask_group` [uneven machine kinds, masks]: row of the TP class of so many devices, or of a mask, -1 where none
-    is allowed; `groups` [groups], `costs` [groups, sizes], `policies` [groups, sizes, policies]; `s_per_byte`
+    is allowed; `groups` and `costs` [groups, sizes], `policies` [groups, sizes, policies]; `s_per_byte`
     [resources] of the network; `extra` [places, places, steps]: what a transfer crosses beside interfaces, then -1;
     `extra_latency_s` [places, places]; `pair_s_per_byte`, `pair_latency_s` [uneven kinds, devices, devices].
     """
@@ -256,13 +255,13 @@ class _Classes:
         """`groups`, `costs` and `policies` of `Tables`."""
         shape = len(self._rows), len(sizes)
         groups, costs, by_policy = (
-            np.zeros(shape[0], GROUP),
+            np.zeros(shape, GROUP),
             np.zeros(shape, COST),
             np.zeros((*shape, len(policies)), POLICY),
         )
         for group, row in self._rows.items():
-            groups[row] = self._group(group, sizes[0])
             for k, size in enumerate(sizes):
+                groups[row, k] = self._group(group, size)
                 costs[row, k] = self._cost(group, size)
                 kept = self._stages.memory_model(group, size).activations
                 for q, policy in enumerate(policies):
@@ -277,13 +276,16 @@ class _Classes:
     def _group(self, group: TpGroup, size: int) -> tuple[float, ...]:
         stages = self._stages
         memory, held = stages.memory_model(group, size), stages.communicators.total_bytes
-        clock, own, sizes = stages.clock(group.gpu), memory.rank_states, stages.problem.workload.states
+        clock, own, sizes = stages.clock(group.gpu), memory.sharded_states, stages.problem.workload.states
+        held_bytes = sizes.weight + sizes.gradient
+        # Searches count the copies of a stage; each of its replicas that share experts is one more that ZeRO counts.
+        per_copy = (1.0 / stages.cell(group, size).replicas,) * 2
         s_per_byte = clock.memory_s(_MANY) / _MANY
         return (
             group.tp,
-            *map(add, own.frozen_bytes, (n * (sizes.weight + sizes.gradient) for n in own.params)),
-            *map(add, own.moment_bytes, (n * sizes.master for n in own.params)),
-            *(s_per_byte * num_bytes for num_bytes in own.step_bytes),
+            *own.frozen_bytes.plus(own.params.times(held_bytes, held_bytes)).units,
+            *(own.moment_bytes.plus(own.spread.times(sizes.master, sizes.master)).times(*per_copy).units),
+            *(s_per_byte * num_bytes for num_bytes in own.step_bytes.times(*per_copy).units),
             products_s(stages.problem.parameters, clock.gemm_s),
             group.gpu.usable_memory_bytes * (1 - 1e-12) - memory.communicator_bytes,
             held(group.gpu, 0.0, RESERVED_GROUPS + 1) - held(group.gpu, 0.0, RESERVED_GROUPS),

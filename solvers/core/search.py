@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from hexiopt.bounds import bound_under_s, lower_bound_s, our_model
+from hexiopt.cost.cells import with_degrees
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import coarse_violations
@@ -192,6 +193,8 @@ class Search:
         A plan that breaks one of the switches by which searches do not steer is priced and not kept.
         """
         cost = cost or self.pricer.price(plan)
+        if self.pricer.features.stages is not None:
+            plan = with_degrees(plan, self.pricer.features.stages)
         if coarse_violations(self.problem.space, plan):
             return cost
         if cost.fits and cost.step_time_s < self.best_s:

@@ -122,10 +122,10 @@ class Grids:
             return int(rows[rows >= 0][0])
 
         def device_s(kind: int) -> float:
-            return float(self.tables.costs[row(kind), 0]["forward_s"] * self.tables.groups[row(kind)]["degree"])
+            return float(self.tables.costs[row(kind), 0]["forward_s"] * self.tables.groups[row(kind), 0]["degree"])
 
         def memory(kind: int) -> float:
-            return float(self.tables.groups[row(kind)]["limit_bytes"])
+            return float(self.tables.groups[row(kind), 0]["limit_bytes"])
 
         orders = [tuple(sorted(kinds, key=value)) for value in (device_s, memory)]
         return [*orders, *(order[::-1] for order in orders)]

@@ -52,7 +52,7 @@ class Catalogue:
             rows = [row for row in tables.kind_group[kind].tolist() if row >= 0]
             if place[kind] >= 0 and rows:
                 value[kind] = max(
-                    1.0 / (cost["forward_s"] + policies[0]["backward_s"]) / tables.groups[row]["degree"]
+                    1.0 / (cost["forward_s"] + policies[0]["backward_s"]) / tables.groups[row, 0]["degree"]
                     for row in rows
                     for cost, policies in [(tables.costs[row, 0], tables.policies[row, 0])]
                 )

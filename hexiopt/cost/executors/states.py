@@ -3,7 +3,7 @@ step moves."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, mul
+from operator import add, attrgetter, mul
 from typing import NamedTuple
 
 from hexiopt.problem.operators import HOLDERS, ParameterGroup, Split
@@ -38,6 +38,17 @@ class ByUnit(NamedTuple):
         """The amounts, that of a layer times `layer`, the others times `ends`."""
         embedding, head, beside = self.embedding * ends, self.head * ends, self.head_beside * ends
         return ByUnit(self.layer * layer, embedding, head, beside, tuple([each * layer for each in self.layers]))
+
+    @property
+    def units(self) -> tuple[float, float, float, float]:
+        """The amounts of the mean layer, the embedding, and the head, alone and beside the embedding."""
+        return self.layer, self.embedding, self.head, self.head_beside
+
+    def plus(self, other: "ByUnit") -> "ByUnit":
+        """The sums of amounts."""
+        each = tuple(map(add, self.layers, other.layers))
+        layer, embedding, head, beside = map(add, self.units, other.units)
+        return ByUnit(layer, embedding, head, beside, each)
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
         """The amount of a stage of so many mean layers, or of so many layers of each kind."""
