@@ -2,7 +2,7 @@
 
 `lower_bound_s` returns the compute bound at once; given more time, `programme` raises it by a linear program over the
 chains of stages that form pipelines. Both hold for every schedule, sharding and number of replicas; only the compute
-bound covers sequence layouts and uneven chunks. All bounds and proofs are about the prices of our own cost model:
+bound covers sequence layouts, uneven chunks, experts and layers of several kinds. All bounds and proofs are about the prices of our own cost model:
 `our_model` decides, for everybody who uses one, whether a pricer is that.
 """
 
@@ -40,7 +40,8 @@ def lower_bound(
     if model.problem.space.sequence:
         return LowerBound(best_s, {})
     shares = None
-    if time_limit_s > 0.0 and not model.problem.space.uneven_chunks:
+    of_kinds = bool(model.problem.model.layers)
+    if time_limit_s > 0.0 and not of_kinds and not model.problem.space.uneven_chunks:
         from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
 
         best_s, shares = chain_bound(model, best_s, clock() + time_limit_s, clock)

@@ -1,5 +1,7 @@
 """The compute bound on the step time of every plan in the space."""
 
+from operator import mul
+
 from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
@@ -12,7 +14,9 @@ def compute_bound_s(model: PlanPricer) -> float:
     In a step of T seconds a TP group of t devices runs at most T / l micro-batches of b sequences through a layer whose
     forward and backward take l. Summed over devices, global_batch · layers ≤ T · Σ max over (t, b, policy) of
     b / (t · l). Bubbles, messages, embedding, head, gradient sync, optimiser and memory only add time. All TP groups of
-    a size in a machine are bounded by its best TP ring. Where the space has sequence layouts, `sequence_bound_s` bounds
+    a size in a machine are bounded by its best TP ring. Layers of several kinds count as if a device ran none but the
+    kind at which it is best beside the others: for any weights of kinds, the sum over kinds of layers times weight is
+    at most T · Σ max over kinds of weight times rate. Where the space has sequence layouts, `sequence_bound_s` bounds
     what devices can do in them.
     """
     problem, rates = model.problem, device_rates(model)
@@ -23,7 +27,7 @@ def compute_bound_s(model: PlanPricer) -> float:
 
 def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
     """Of each machine kind: an example, the number of usable devices in all, and the most sequences that a device takes
-    through a layer per second."""
+    through a mean layer per second."""
     problem = model.problem
     machines: dict[object, int] = {}
     example: dict[object, int] = {}
@@ -32,17 +36,29 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
         kind = problem.cluster.machines[m].kind
         machines[kind] = machines.get(kind, 0) + 1
         example.setdefault(kind, m)
+    weights = _weights(model, next(iter(example.values())))
     rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
         machine = problem.cluster.machines[example[kind]]
         best = max(
-            size / (tp_group.tp * sum(model.stages.layer_s(tp_group, size, policy)))
+            weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
+            for number, weight in enumerate(weights)
             for tp_group in model.stages.tp_groups.fastest(example[kind], problem.space.allowed_tp(machine.num_gpus))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
+            for cell in model.stages.cells(tp_group, size)
         )
         rates.append((machine, count, best))
     return rates
+
+
+def _weights(model: PlanPricer, machine: int) -> list[float]:
+    """What a layer of each kind counts, the mean layer being 1: as it takes a device of `machine`."""
+    model_kinds = range(len(model.problem.model.kinds))
+    (alone,) = model.stages.tp_groups.fastest(machine, (1,))
+    seconds = [sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in model_kinds]
+    mean_s = sum(map(mul, model.problem.model.weight_of_kinds, seconds))
+    return [each / mean_s for each in seconds] if len(seconds) > 1 else [1.0]
 
 
 def compute_shares(model: PlanPricer) -> dict[int, float]:

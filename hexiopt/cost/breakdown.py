@@ -117,7 +117,9 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
 def _of_group(
     stages: StageModel, tp_group: TpGroup, size: int, policies: Sequence[str], ends: tuple[bool, bool]
 ) -> BusyTime:
-    free_links = TpGroup(tp_group.gpu, tp_group.tp, float("inf"), 0.0, tp_group.degree)  # on which collectives take no time
+    free_links = TpGroup(
+        tp_group.gpu, tp_group.tp, float("inf"), 0.0, tp_group.degree
+    )  # on which collectives take no time
     counts, ends_s = Counter(policies), [stages.ends_s(group, size) for group in (free_links, tp_group)]
     computed_s, whole_s = (
         sum(count * sum(stages.layer_s(group, size, policy)) for policy, count in counts.items())

@@ -94,7 +94,9 @@ def _targets(value: object) -> str | tuple[str, ...]:
         return word_in(value, where, TARGET_GROUPS)
     names = list(value) if isinstance(value, Iterable) else []
     if not names:
-        raise FieldError(where, value, f"is no list; choose {', '.join(TARGET_GROUPS)}, or some of {', '.join(TARGETS)}")
+        raise FieldError(
+            where, value, f"is no list; choose {', '.join(TARGET_GROUPS)}, or some of {', '.join(TARGETS)}"
+        )
     for name in names:
         if name not in TARGETS:
             raise FieldError(where, name, f"is not known; {did_you_mean(str(name), TARGETS)}")

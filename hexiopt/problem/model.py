@@ -434,9 +434,7 @@ class ModelSpec(Value):
             of_layers.append(group)
             if params.experts:
                 split = Split(experts=params.experts)
-                experts = ParameterGroup(
-                    "layer", split.on(whole_layer), split, vectors_of[1], number, True, of_kind
-                )
+                experts = ParameterGroup("layer", split.on(whole_layer), split, vectors_of[1], number, True, of_kind)
                 of_layers.append(experts)
         ends = [ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows]
         return (*of_layers, *ends)

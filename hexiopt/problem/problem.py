@@ -67,6 +67,7 @@ class Problem(Value):
                 "sequence too; choose workload.sequence_parallel=true, or space.sequence=false"
             )
         self._check_training()
+        self._check_layers()
         stages = space.num_stages or 1
         if stages > self.model.num_layers:
             raise InputError(
@@ -112,6 +113,27 @@ class Problem(Value):
             raise InputError(
                 f"workload: optimizer: {workload.optimizer} multiplies whole matrices, which tensor parallelism cuts; "
                 "choose constraints.max_tp=1, or another optimizer"
+            )
+
+    def _check_layers(self) -> None:
+        """Refuse what is not modelled of layers of several kinds, and of experts."""
+        if not self.model.layers:
+            return
+        cures = {"sequence": "space.sequence=false", "split_backward": "space.split_backward=false"}
+        for name, cure in cures.items():
+            if getattr(self.space, name):
+                raise InputError(
+                    f"space: {name}: true is not modelled for the layers of {self.model.name}; choose {cure}"
+                )
+        if any(schedule.splits for schedule in self.schedules):
+            raise InputError(
+                f"workload: schedule: {self.workload.schedule} is not modelled for the layers of {self.model.name}; "
+                f"choose workload.schedule={AUTO}"
+            )
+        if self.workload.adapters is not None:
+            raise InputError(
+                f"workload: training: {self.workload.training} is not modelled for the layers of {self.model.name}; "
+                "choose workload.training=full"
             )
 
     @cached_property

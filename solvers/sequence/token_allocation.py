@@ -66,7 +66,12 @@ class RateTable:
         dense_s = [one.before_s(gemm, memory) + one.after_s(gemm, memory) for one in each]
         pairs = _MANY**2
         forward_s, backward_s = attention_times(
-            clock, gpu.flash_attention, 4 * spec.head_dim, workload.element_bytes, Blocks(pairs, 2 * pairs, 1.0), framework
+            clock,
+            gpu.flash_attention,
+            4 * spec.head_dim,
+            workload.element_bytes,
+            Blocks(pairs, 2 * pairs, 1.0),
+            framework,
         )
         attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
         return (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs

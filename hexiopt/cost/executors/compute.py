@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, outside_products
-from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.kinds import Recurrent
+from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.operators import Layer, Shard
 from hexiopt.problem.workload import Workload
 

@@ -55,7 +55,9 @@ class ExpertTimes:
         width, inward = part.width(self._hidden), 2 if part.gated else 1
         count = ceil(part.count / devices)
         shapes = ((width, inward * part.ffn_size), (part.ffn_size, width))
-        products_s = [sum(self._grouped_s(count, rows, *shape, weights) for shape in shapes) for weights in (False, True)]
+        products_s = [
+            sum(self._grouped_s(count, rows, *shape, weights) for shape in shapes) for weights in (False, True)
+        ]
         cast = rows * (width + part.ffn_size) * framework.cast_bytes.get(workload.precision, 0.0)
         moved = framework.memory_traffic * rows * (inward + 1) * part.ffn_size * workload.element_bytes
         activation_s = self._clock.memory_s(moved + cast, 2)

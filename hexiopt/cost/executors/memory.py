@@ -264,7 +264,10 @@ class MemoryModel:
         ends = last * (self.activations.final_norm + self.activations.loss)
         counts = held[0] if len(held) == 1 else largest(held, [*stored[:final], stored[final] + ends])
         working = [
-            self.of_kind[k].working_set(policy, last, together) for layers in ranges for k in kinds for policy in layers[k]
+            self.of_kind[k].working_set(policy, last, together)
+            for layers in ranges
+            for k in kinds
+            for policy in layers[k]
         ]
         activations = sum(map(mul, counts, stored)) + max(working, default=0.0)
         layers_of = tuple([sum([sum(layers[k].values()) for layers in ranges]) for k in kinds])

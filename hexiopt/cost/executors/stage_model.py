@@ -23,8 +23,8 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
-from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
 from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
+from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
@@ -156,17 +156,23 @@ class StageModel:
 
     def _choose_cell(self, key: tuple[TpGroup, int]) -> TpGroup:
         group, size = key
-        heads = min(kind.attention.heads for kind in self.problem.model.kinds if kind.attention is not None)
-        # Replicas that share experts divide the sequences of a micro-batch.
-        degrees = [t for t in range(1, group.tp + 1) if group.tp % t == 0 and size % (group.tp // t) == 0 and t <= heads]
-        cells = [self.tp_groups.with_degree(group, t) for t in degrees or [group.tp]]
 
         def rank(cell: TpGroup) -> tuple[float, float]:
             used = self.memory_model(cell, size).stage(1, False, False, "full", holding(1)).total
             excess = max(0.0, used - cell.gpu.usable_memory_bytes)
             return excess, sum(self.layer_s(cell, size, "none"))
 
-        return min(cells, key=rank)
+        return min(self.cells(group, size), key=rank)
+
+    def cells(self, tp_group: TpGroup, micro_batch_size: int) -> list[TpGroup]:
+        """`tp_group` with each TP degree that it may have: replicas that share experts divide the sequences of a
+        micro-batch evenly."""
+        if tp_group.degree:
+            return [tp_group]
+        devices = tp_group.tp
+        heads = min(kind.attention.heads for kind in self.problem.model.kinds if kind.attention is not None)
+        degrees = [t for t in range(1, devices + 1) if devices % t == 0 and micro_batch_size % (devices // t) == 0]
+        return [self.tp_groups.with_degree(tp_group, t) for t in degrees if t <= heads or t == devices]
 
     def _layer(self, tp_group: TpGroup, micro_batch_size: int, number: int) -> "_Layer":
         """Of a layer of kind `number` of the model."""
@@ -247,7 +253,8 @@ class StageModel:
         measurement = self.measurement(tp_group, size)
         if measurement is not None:  # the share of a whole backward is that of the model
             late_s *= (
-                backward_s / layer_compute(problem.model.layer, problem.workload, tp_group.gpu, tp_group.tp, size).backward_s
+                backward_s
+                / layer_compute(problem.model.layer, problem.workload, tp_group.gpu, tp_group.tp, size).backward_s
             )
         return min(late_s, 0.5 * backward_s)
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from hexiopt.problem.operators import HOLDERS, ParameterGroup, Split
 from hexiopt.problem.parameters import Parameters
 
-
 Layers = int | tuple[int, ...]
 """A number of layers, or the numbers of each kind."""
 
