@@ -445,8 +445,10 @@ class ModelSpec(Value):
 
     @cached_property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer, where all are equal."""
-        return self.layer.num_params
+        """Parameters of a decoder layer, of the mean one where there are several kinds."""
+        return round(
+            sum(count * self._layer_of[kind].num_params for kind, count in self._count_of.items()) / self.num_layers
+        )
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -496,13 +498,14 @@ class ModelSpec(Value):
 
     @property
     def layer_gemm_flops_per_token(self) -> int:
-        """Forward FLOPs per token of one layer's weight matrices, where all layers are equal."""
-        return 2 * self.layer.active_weights
+        """Forward FLOPs per token of the mean layer's weight matrices."""
+        weights = sum(count * self._layer_of[kind].active_weights for kind, count in self._count_of.items())
+        return 2 * round(weights / self.num_layers)
 
     def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of one layer's scores and weighted values, causal half of 4·s·q, where all layers are
-        equal."""
-        return round(self.layer.mixing_flops_per_token(seq_len))
+        """Forward FLOPs per token of the mean layer's scores and weighted values, causal half of 4·s·q, and scans."""
+        flops = (n * self._layer_of[kind].mixing_flops_per_token(seq_len) for kind, n in self._count_of.items())
+        return round(sum(flops) / self.num_layers)
 
     def layers_flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token of all layers; with those that predict further tokens, their projection and the head

@@ -66,8 +66,18 @@ class Parameters:
         return tuple(FrozenGroup(group, matrix if group.holder == "layer" else width, width) for group in groups)
 
     def params_of(self, *holders: Holder) -> int:
-        """Trained parameters of all groups that any of `holders` holds."""
-        return sum(group.params for group in self.trained if group.holder in holders)
+        """Trained parameters of all groups that any of `holders` holds, of the mean layer where layers are of several
+        kinds."""
+        counts = ((group, self._count(group)) for group in self.trained if group.holder in holders)
+        return round(sum(group.params * count / self._units(group) for group, count in counts))
+
+    def _units(self, group: ParameterGroup) -> int:
+        """Layers, of a group that layers hold, else 1."""
+        return self.model.num_layers if group.holder == "layer" else 1
+
+    def _count(self, group: ParameterGroup) -> int:
+        """Units that hold such a group."""
+        return self._units(group) if group.layers is None else len(group.layers)
 
     @property
     def layer(self) -> int:
@@ -97,13 +107,12 @@ class Parameters:
     @property
     def bytes(self) -> float:
         """Bytes of all states, unsharded: weights, gradients, master weights, moments and what is frozen."""
-        counts = {"layer": self.model.num_layers}
         states: Mapping[bool, StateBytes] = {True: self.workload.states, False: self.end_states}
         trained = sum(
-            counts.get(group.holder, 1) * group.params * states[group.holder == "layer"].total for group in self.trained
+            self._count(group) * group.params * states[group.holder == "layer"].total for group in self.trained
         )
         whole = largest_shard(self.model, 1)
-        return trained + sum(counts.get(row.group.holder, 1) * row.bytes_on(whole) for row in self.frozen)
+        return trained + sum(self._count(row.group) * row.bytes_on(whole) for row in self.frozen)
 
     @property
     def end_states(self) -> StateBytes:

@@ -156,8 +156,8 @@ def attention_times(
 ) -> tuple[Amount, Amount]:
     """Forward and backward seconds of attention over blocks of queries and keys; 0 where there is no block.
 
-    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves; others materialise the scores
-    of whole blocks, `width` bytes each.
+    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves;
+    others materialise the scores of whole blocks, `width` bytes each.
     """
     if fused:
         flops = float(pair_flops) * pairs.causal / framework.attention_speed
@@ -188,9 +188,8 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """The times of a decoder layer without its routed experts (`experts.py`) and adapters (`adapters.py`) on the busiest
-    rank, for a micro-batch of
-    `micro_batch_size` sequences.
+    """The times of a decoder layer without routed experts (`experts.py`) and adapters (`adapters.py`) on the busiest
+    rank, for a micro-batch of `micro_batch_size` sequences.
 
     With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
     attend; other devices hold the other parts.

@@ -51,10 +51,7 @@ class ByUnit(NamedTuple):
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
         """The amount of a stage of so many mean layers, or of so many layers of each kind."""
-        if isinstance(num_layers, int):
-            amount = num_layers * self.layer
-        else:
-            amount = sum(map(mul, num_layers, self.layers))
+        amount = sum(map(mul, num_layers, self.layers)) if isinstance(num_layers, tuple) else num_layers * self.layer
         if first:
             amount += self.embedding
         if last:
