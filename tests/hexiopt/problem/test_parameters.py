@@ -56,7 +56,9 @@ def test_a_rank_holds_one_of_the_two_matrices_whole(targets: list[str], tp: int)
     assert group.split.on(largest_shard(QWEN, tp)) == expected
 
 
-@given(storage=st.sampled_from((("16bit", 2.0), ("nf4", 0.5625), ("int8", 1.0 + 1 / 1024))), width=st.sampled_from((2, 4)))
+@given(
+    storage=st.sampled_from((("16bit", 2.0), ("nf4", 0.5625), ("int8", 1.0 + 1 / 1024))), width=st.sampled_from((2, 4))
+)
 def test_bytes_of_adapters_beside_frozen_parameters(storage: tuple[str, float], width: int) -> None:
     """Of 4 states of an adapter two take `adapter_bytes`, moments 8 bytes; only matrices of layers are quantised."""
     name, stored = storage
