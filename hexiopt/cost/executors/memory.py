@@ -223,19 +223,19 @@ class MemoryModel:
         self, num_layers: int, first: bool, last: bool, shards: StateSharding
     ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and moments on the fullest device."""
-        (stage, count), at, own = shards, (num_layers, first, last), self.rank_states
+        (stage, count), at, rank = shards, (num_layers, first, last), self.rank_states
         params = weights = gradients = self.num_params(*at)
         if stage >= 2 and count > 1:
-            vectors = own.vectors.stage(*at)
+            vectors = rank.vectors.stage(*at)
             gradients = (params - vectors) / count + vectors + self.whole_params(num_layers, first, last)
             if stage == 3:
                 weights = gradients
         sizes, spread = self._workload.states, shards.spread
         return (
-            weights * sizes.weight + own.frozen_bytes.stage(*at),
+            weights * sizes.weight + rank.frozen_bytes.stage(*at),
             gradients * sizes.gradient,
             params * sizes.master / spread,
-            own.moment_bytes.stage(*at) / spread,
+            rank.moment_bytes.stage(*at) / spread,
         )
 
     def max_layers(

@@ -56,12 +56,12 @@ class RankStates:
     def of(cls, parameters: Parameters, tp: int) -> "RankStates":
         """The states on the fullest rank of a TP group of `tp` devices."""
         shard = largest_shard(parameters.model, tp)
-        params = ByUnit.of((group.holder, float(group.split.on(shard))) for group in parameters.trained)
+        params = ByUnit.of((group.holder, float(group.split.on(shard))) for group in parameters.trained_groups)
         layer, ends = parameters.workload.states, parameters.end_states
         return cls(
             params=params,
-            vectors=ByUnit.of((group.holder, float(group.vectors.on(shard))) for group in parameters.trained),
-            frozen_bytes=ByUnit.of((row.group.holder, row.bytes_on(shard)) for row in parameters.frozen),
+            vectors=ByUnit.of((group.holder, float(group.vectors.on(shard))) for group in parameters.trained_groups),
+            frozen_bytes=ByUnit.of((row.group.holder, row.bytes_on(shard)) for row in parameters.frozen_groups),
             moment_bytes=params.times(layer.moment, ends.moment),
             step_bytes=params.times(layer.step_bytes, ends.step_bytes),
         )
