@@ -21,6 +21,6 @@ def test_proofs_with_optimizers_equal_looking_at_all_plans(optimizer: str, seed:
 
 
 def test_exact_proves_adapters() -> None:
-    result = Exact().solve(with_adapters(random_problem(3), 3), Budget(60.0, max_steps=400), seed=1)
+    result = Exact().solve(with_adapters(random_problem(3), 3), Budget(600.0, max_steps=400), seed=1)
     assert result.status is Status.OPTIMAL
     assert result.bound_s <= result.objective
