@@ -242,13 +242,14 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, workload=workload), "workload.optimizer_sharding=auto"
     if workload.gradient_bytes == 4 and workload.element_bytes == 2:
         yield replace(problem, workload=replace(workload, gradient_bytes=2)), "workload.gradient_bytes=2"
+    stored, beside = workload, ""
     if workload.adapters is not None and workload.lora.storage == "16bit":
-        workload = replace(workload, lora=replace(workload.lora, storage="nf4"))
-        yield replace(problem, workload=workload), "workload.lora.storage=nf4"
+        stored, beside = replace(workload, lora=replace(workload.lora, storage="nf4")), " workload.lora.storage=nf4"
+        yield replace(problem, workload=stored), beside.strip()
     for factor in (2, 4, 8):
         if workload.seq_len // factor >= 512:
-            shorter = replace(workload, seq_len=workload.seq_len // factor)
-            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}"
+            shorter = replace(stored, seq_len=workload.seq_len // factor)
+            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}{beside}"
     yield from _larger_clusters(replace(problem, workload=workload))
 
 
