@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
-from experiments.validation.features import unpriced
+from experiments.validation.features import ADAPTERS, QUANTISED, unpriced
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
@@ -31,10 +32,11 @@ from hexiopt.files.link_files import NetworkFits
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import LORA, Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
@@ -68,10 +70,12 @@ def case_of(row: Row, given: Given) -> Case:
     cost model's fastest choice that fits in memory is taken (of all choices, where none fits), since published runs
     are tuned.
     """
-    if feature := unpriced(row.notes, row.model_name, row.others):
+    adapters = adapters_of(row)
+    priced = () if adapters is None else (ADAPTERS, QUANTISED)
+    if feature := unpriced(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
-        cases = _cases(row, given)
+        cases = _cases(row, given, adapters)
     except InputError as error:
         raise InexpressibleError(str(error)) from None
     if len(cases) == 1:
@@ -81,7 +85,7 @@ def case_of(row: Row, given: Given) -> Case:
     return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
 
 
-def _cases(row: Row, given: Given) -> list[Case]:
+def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
     """One case for every combination of choices that the row leaves open."""
     degrees = _degrees(row)
     published = cluster_of(row, fused_attention=not stores_scores(row), fits=given.network)
@@ -103,6 +107,8 @@ def _cases(row: Row, given: Given) -> list[Case]:
             precision=precision,
             gradient_bytes=gradient_bytes_of(row),
         )
+        if adapters is not None:
+            workload = replace(workload, training=LORA, lora=adapters)
         problem = Problem(cluster, model, workload)
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
             for policy, sharding in product(policies_of(row), _shardings(row, degrees)):

@@ -5,23 +5,24 @@ A row says so in its notes (`experts=64 top6`, `EP=8`, `LoRA`), in the name of i
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from hexiopt.ledger import OFF
 
+ADAPTERS, QUANTISED = "adapters (LoRA)", "quantised weights"
 _FEATURES = {
     "mixture of experts": (
         r"\bexperts?\s*[=:]\s*\d|\bEP\s*=\s*(?:[2-9]|1\d)|\bmoe|mixture.of.experts",
         r"moe|mixtral|\d+x\d+b|\ba\d+(?:\.\d+)?b\b|deepseek-?v[2-9]|gpt-oss",
         ("*expert*", "*moe*", "ep", "top_k", "topk"),
     ),
-    "adapters (LoRA)": (
+    ADAPTERS: (
         r"\b(?:q|do)?lora\b|\badapters?\b|(?<!\+)\bpeft\b",  # not the trainer `transformers+peft`
         r"lora\b",
         ("*lora*", "*adapter*", "*peft*"),
     ),
-    "quantised weights": (r"\bquant\s*=\s*(?!none\b)\w", r"\b(?:gptq|awq|nf4|int[48])\b", ("*quant*",)),
+    QUANTISED: (r"\bquant\s*=\s*(?!none\b)\w", r"\b(?:gptq|awq|nf4|int[48])\b", ("*quant*",)),
     "state-space or linear-attention layers": (
         r"\bmamba|\blinear attention|\bstate.space",
         r"mamba|hybrid|nemotron-(?:3|h)\b",
@@ -34,16 +35,20 @@ _FEATURES = {
 """By feature: patterns of the notes and of the model's name, ignoring case, and names of columns."""
 
 
-def unpriced(notes: str, model_name: str, others: Mapping[str, str]) -> str | None:
+def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
-    beyond those of a row."""
+    beyond those of a row, `priced` features that its row states well enough."""
     found = [
         feature
         for feature, (in_notes, in_name, columns) in _FEATURES.items()
-        if re.search(in_notes, notes, re.IGNORECASE)
-        or re.search(in_name, model_name, re.IGNORECASE)
-        or any(
-            _matches(name, columns) and value.strip().lower() not in (*OFF, "1", "-") for name, value in others.items()
+        if feature not in priced
+        and (
+            re.search(in_notes, notes, re.IGNORECASE)
+            or re.search(in_name, model_name, re.IGNORECASE)
+            or any(
+                _matches(name, columns) and value.strip().lower() not in (*OFF, "1", "-")
+                for name, value in others.items()
+            )
         )
     ]
     return " and ".join(found) or None
