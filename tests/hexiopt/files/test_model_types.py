@@ -67,7 +67,7 @@ def read(config: dict[str, Any]) -> ModelSpec:
 def alike(kind: str, num_layers: int) -> dict[str, Any]:
     """Layers of one kind, where a type has two by default."""
     windows = TYPES[kind].windows
-    return {"layer_types": ["full_attention"] * num_layers} if windows and windows.period else {}
+    return {}
 
 
 def drawn(kind: str, rng: random.Random) -> dict[str, Any]:
