@@ -1,4 +1,4 @@
-"""What a decoder layer consists of: mixers over tokens (attention, recurrences), then mixers over channels (an MLP,
+"""What a decoder layer consists of: mixers over tokens (attention, recurrences), then mixers over channels (a dense MLP,
 experts). A model is a sequence of such kinds by depth.
 
 Widths are in elements, `hidden_size` is the model's.

@@ -416,7 +416,9 @@ class _Rows:
         ]
         return [
             *rows,
-            LayerOperator(name=f"{name} outward", after=True, weights=column.times(width), vectors=Split(bias * width)),
+            LayerOperator(
+                name=f"{name} outward", after=True, weights=column.times(width), vectors=Split(bias * width)
+            ),
         ]
 
     def dense(self, part: Dense) -> list[LayerOperator]:

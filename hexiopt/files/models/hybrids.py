@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hexiopt.files.models.facts import REQUIRED, ConfigFile, Mixers, ModelType, Row, key, product, row, usual
+from hexiopt.files.models.facts import REQUIRED, ConfigFile, Mixers, ModelType, Row, key, row, usual
 from hexiopt.files.models.mixtures import QWEN_PLACEMENT, QWEN_SHARED, experts
 from hexiopt.files.models.rows import BASE, BIASED, LLAMA_LIKE, UNROTATED
 
@@ -65,8 +65,8 @@ HYBRIDS: dict[str, ModelType] = {
     "falcon_h1": ModelType(
         row(LLAMA_LIKE, usual(num_kv_heads=8, max_positions=8192)),
         Mixers(others="both", lists=("layers_block_type", "layer_types")),
-        recurrent=_mamba(norm=key("mamba_rms_norm", default=False)),
-        only={"projectors_bias": False},
+        recurrent=_mamba(norm=key("mamba_rms_norm", default=False), bias=False),
+        only={"projectors_bias": False, "mamba_proj_bias": False},
         ignores=(
             *("mamba_norm_before_gate", "num_logits_to_keep", "mlp_multipliers", "ssm_multipliers", "mamba_use_mlp"),
             *(f"{name}_multiplier" for name in _FALCON_WEIGHTS),
@@ -94,6 +94,7 @@ HYBRIDS: dict[str, ModelType] = {
             activation=key("mlp_hidden_act", default="relu2"),
             norm_eps=key("layer_norm_epsilon", "norm_eps", "rms_norm_eps", default=1e-5),
             gated_mlp=False,
+            tied_embeddings=False,
         ),
         Mixers(others="recurrent", lists=("layers_block_type", "layer_types", "hybrid_override_pattern"), blocks=True),
         recurrent={
@@ -110,18 +111,24 @@ HYBRIDS: dict[str, ModelType] = {
             count=key("n_routed_experts", "num_local_experts", default=8),
             top_k=key("num_experts_per_tok", default=2),
             ffn_size=key("moe_intermediate_size", default=7688),
-            shared=product(
-                key("n_shared_experts", default=1), key("moe_shared_expert_intermediate_size", default=7688)
-            ),
+            shared=key("moe_shared_expert_intermediate_size", default=7688),
             gated=False,
             shared_bias=key("mlp_bias", default=False),
             latent=key("moe_latent_size", default=0),
             latent_bias=key("mlp_bias", default=False),
         ),
         extra=key("num_nextn_predict_layers", default=0),
+        only={"tie_word_embeddings": False},
         extra_blocks=("mtp_layers_block_type", "mtp_hybrid_override_pattern"),
         ignores=(
-            *("attention_bias", "expand", "mamba_hidden_act", "mamba_proj_bias", "mamba_ssm_cache_dtype"),
+            *(
+                "n_shared_experts",
+                "attention_bias",
+                "expand",
+                "mamba_hidden_act",
+                "mamba_proj_bias",
+                "mamba_ssm_cache_dtype",
+            ),
             *("moe_shared_expert_overlap", "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32"),
             *("use_mamba_kernels", "sliding_window", "rope_theta", "partial_rotary_factor", "attention_head_dim"),
             *("mamba_dt_min", "mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor", "time_step_rank"),

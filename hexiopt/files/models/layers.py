@@ -42,7 +42,7 @@ class _Words(NamedTuple):
 
     def equal(self) -> bool:
         """Whether all layers attend alike and have an MLP."""
-        return len(set(self.mixers)) == 1 and self.mixers[0] in (FULL, WINDOW) and EXPERTS not in self.channels
+        return len(set(self.mixers)) == 1 and self.mixers[0] in (FULL, WINDOW) and set(self.channels) == {DENSE}
 
 
 def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) -> Layers:
@@ -53,9 +53,9 @@ def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) ->
     attention, full, recurrent, experts = (
         _row(reader, facts, values) for facts in (kind.attention, kind.full, kind.recurrent, kind.experts)
     )
-    words = _words(reader, kind, values, bool(experts.get("count")))
     num_extra = 0 if kind.extra is None else reader.fact("", kind.extra, {}, part=True)
     extra = blocks(reader.section, kind.extra_blocks, [FULL, EXPERTS]) if kind.extra_blocks else []
+    words = _words(reader, kind, values, bool(experts.get("count")))
     plain = words.equal() and not attention and not num_extra and kind.per_layer is None
     if reader.faults or plain:
         return Layers(window=words.window if WINDOW in words.mixers else None)

@@ -39,6 +39,7 @@ def _value_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
 _PER_TOKEN = key("num_experts_per_tok", "num_experts_per_token")
 _WIDTH = key("moe_intermediate_size")
 _COUNT = key("num_experts", "num_local_experts")
+_LOCAL = key("num_local_experts", "num_experts")
 _ROUTED = key("n_routed_experts", "num_local_experts", "num_experts")
 _FIRST_DENSE = Placement(first="first_k_dense_replace")
 _WORDS = Placement(words="mlp_layer_types", first_default=1)
@@ -88,7 +89,7 @@ _DEEPSEEK_V3 = ModelType(
     own_code=("deepseekv3",),
 )
 _GRANITE = row(LLAMA_LIKE, usual(norm_eps=1e-6), mlp_bias=False)
-_GRANITE_EXPERTS = experts(ALL_EXPERTS)
+_GRANITE_EXPERTS = experts(ALL_EXPERTS, count=_LOCAL)
 
 MIXTURES: dict[str, ModelType] = {
     "deepseek_v2": ModelType(
@@ -142,6 +143,7 @@ MIXTURES: dict[str, ModelType] = {
             usual(max_positions=131_072, rope_theta=1e6),
             norms=switch("enable_moe_block", False, 7, 4),
             qk_norm="head",
+            rope_type="proportional",
         ),
         Mixers(
             key("sliding_window", default=512),
@@ -251,7 +253,7 @@ MIXTURES: dict[str, ModelType] = {
             chunked=True,
         ),
         full={"qk_norm": "none"},
-        experts=experts(ALL_EXPERTS, shared=key("intermediate_size")),
+        experts=experts(ALL_EXPERTS, count=_LOCAL, shared=key("intermediate_size")),
         placement=Placement(sparse_layers="moe_layers", step="interleave_moe_layer_step"),
         ignores=("attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor"),
         notes=(_UNROTATED_LAYERS,),
@@ -287,7 +289,9 @@ MIXTURES: dict[str, ModelType] = {
         sliding(),
         experts=experts(ALL_EXPERTS),
     ),
-    "olmoe": ModelType(row(BIASED, usual(max_positions=4096), qk_norm="whole"), experts=experts(ALL_EXPERTS)),
+    "olmoe": ModelType(
+        row(BIASED, usual(max_positions=4096), head_dim=None, qk_norm="whole"), experts=experts(ALL_EXPERTS)
+    ),
     "phimoe": ModelType(
         row(
             BIASED,
@@ -297,7 +301,7 @@ MIXTURES: dict[str, ModelType] = {
             head_bias=key("lm_head_bias", default=False),
         ),
         sliding(),
-        experts=experts(ALL_EXPERTS),
+        experts=experts(ALL_EXPERTS, count=_LOCAL),
         ignores=("input_jitter_noise",),
     ),
     "qwen2_moe": ModelType(
