@@ -4,6 +4,7 @@ A decoder is read by its fields, whatever its type is called (`models/types.py`)
 refused by their names (`models/features.py`), and so are unknown keys, all of a file in one line.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -248,8 +249,9 @@ class _Reader:
         """Refuse values of keys that may have one value only, and note weights stored in a narrow format."""
         for name, value in self._type.only.items():
             stated = self._ledger.get(name)
-            if stated is not None and stated != value:
-                self._facts.faults.append(f"{name}: {quoted(stated)} is not modelled; only {value!r} is")
+            items = stated if isinstance(stated, list) else [stated]
+            if any(item is not None and item != value for item in items):
+                self._facts.faults.append(f"{name}: {quoted(stated)} is not modelled; only {json.dumps(value)} is")
         for name in self._type.ignores:
             self._ledger.get(name)
         stored = self._config.get("quantization_config")

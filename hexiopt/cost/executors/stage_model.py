@@ -36,6 +36,7 @@ from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
+from hexiopt.problem.kind_words import layers_in_words
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
@@ -105,11 +106,13 @@ def framework_of(problem: Problem, framework: Framework | None = None) -> Framew
 
 
 class StageModel:
-    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_attention`."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_layers` and
+    `_check_attention`."""
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
     ) -> None:
+        _check_layers(problem)
         _check_attention(problem)
         self.problem = problem
         self.context = context
@@ -389,6 +392,16 @@ class StageModel:
         if copies and tp_group.tp > 1:
             collective_s += self._clocks[tp_group.gpu.name].memory_s(2 * copies * gathered)
         return collective_s
+
+
+def _check_layers(problem: Problem) -> None:
+    """Refuse layers of kinds."""
+    model = problem.model
+    if model.layers:
+        raise InputError(
+            f"model: {model.name} has {layers_in_words(model.layers, model.extra_layers)}: its parameters and FLOPs are "
+            "counted, plans of it are not priced yet; choose a dense model whose layers are equal"
+        )
 
 
 def _check_attention(problem: Problem) -> None:

@@ -281,7 +281,9 @@ MIXTURES: dict[str, ModelType] = {
             qk_norm="whole",
         ),
         experts=experts(ALL_EXPERTS),
-        ignores=("use_qk_norm", "use_routing_bias", "qk_norm_type", "shared_intermediate_size", "attn_type_list"),
+        extra=key("num_mtp_modules", default=0),
+        only={"attn_type_list": 1, "shared_intermediate_size": 0, "use_qk_norm": True, "mtp_transformer_layers": 1},
+        ignores=("use_mtp", "use_routing_bias", "qk_norm_type"),
         stored="fp8",
     ),
     "mixtral": ModelType(
