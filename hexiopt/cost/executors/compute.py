@@ -91,6 +91,11 @@ class ComputeTimes:
     attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
+    def followed_by(self, other: "ComputeTimes") -> "ComputeTimes":
+        """The same with the forward and backward seconds of `other` besides."""
+        forward_s, backward_s = self.forward_s + other.forward_s, self.backward_s + other.backward_s
+        return replace(self, forward_s=forward_s, backward_s=backward_s)
+
     def plus(self, more_s: float) -> "ComputeTimes":
         """The same with `more_s` more seconds in the forward and in the backward."""
         return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)

@@ -149,6 +149,10 @@ class MemoryModel:
                 routed=rows,
             )
             of_kind.append(Activations.of(model, workload, its_shard, its_share, layer))
+        if model.extra_layers:  # each keeps what a layer does, and what the head does once more
+            further = [of_kind[model.kinds.index(kind)] for kind in model.extra_layers]
+            more = sum(sizes.layer + sizes.internals + sizes.final_norm + sizes.loss for sizes in further)
+            of_kind = [replace(sizes, loss=sizes.loss + more) for sizes in of_kind]
         self.of_kind = tuple(of_kind)
         self.activations = of_kind[0] if len(layers) == 1 else mean(of_kind, model.weight_of_kinds)
         self._free_bytes: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(

@@ -110,7 +110,8 @@ def framework_of(problem: Problem, framework: Framework | None = None) -> Framew
 
 
 class StageModel:
-    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_attention`."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_layers` and
+    `_check_attention`."""
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
@@ -288,9 +289,25 @@ class StageModel:
         size = micro_batch_size // tp_group.replicas
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
+        for kind in model.extra_layers:
+            layer_s = self.layer_s(tp_group, micro_batch_size, "none", model.kinds.index(kind))
+            head = head.followed_by(self._extra_compute(tp_group, size, head, layer_s))
         if workload.adapters is not None:  # no gradient flows into a frozen embedding
             return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
+
+    def _extra_compute(
+        self, tp_group: TpGroup, size: int, head: ComputeTimes, layer_s: tuple[float, float]
+    ) -> ComputeTimes:
+        """The times of a layer that predicts a further token: of the projection of two hidden states, the layer, and
+        the head once more."""
+        model, workload = self.problem.model, self.problem.workload
+        tokens = float(size * workload.seq_len)
+        projection_s = self._clocks[tp_group.gpu.name].gemm_s(4.0 * tokens * model.hidden_size**2 / tp_group.degree)
+        return ComputeTimes(
+            head.forward_s + projection_s + layer_s[0],
+            head.backward_s + c.GEMM_BACKWARD_PASSES * projection_s + layer_s[1],
+        )
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""
