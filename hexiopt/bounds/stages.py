@@ -274,7 +274,8 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     that many replicas hold whole [types].
     """
     workload = model.problem.workload
-    passes = workload.states.gradient + min(workload.states.gradient, workload.element_bytes)
+    weight_bytes = model.framework.late_bytes(workload.element_bytes)
+    passes = workload.states.gradient + min(workload.states.gradient, weight_bytes)
     layer_bytes = passes * float(model.problem.model.layer_params)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples

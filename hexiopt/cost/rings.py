@@ -153,40 +153,52 @@ def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, c
 def split_rings(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
     """Rings inside sharding groups `groups` [devices], and rings between them, of the devices that hold the same part
     of a shard."""
-    within, between = (_Rings({}, {}), _Rings({}, {}))
-    for rows, amounts, ends in zip(holders.holders, holders.params, holders.last or holders.params, strict=True):
-        for row, params, last in zip(rows.tolist(), amounts.tolist(), ends.tolist(), strict=True):
+    within, between = dict[_Ring, RingAmounts](), dict[_Ring, RingAmounts]()
+    columns = (holders.params, holders.last, holders.layer, holders.embedding)
+    for rows, *amounts in zip(holders.holders, *columns, strict=True):
+        for row, *values in zip(rows.tolist(), *[column.tolist() for column in amounts], strict=True):
             parts: dict[int, list[int]] = {}
             for device in row:
                 parts.setdefault(groups[device], []).append(device)
             for part in parts.values():
-                within.add(tuple(part), params, last)
+                _add(within, tuple(part), RingAmounts(*values))
             widths, ranks = slices(tuple(map(len, parts.values())))
             for width, at in zip(widths, ranks.tolist(), strict=True):
                 ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
-                between.add(ring, width * params, width * last)
-    return rings_by_length(*within), rings_by_length(*between)
+                _add(between, ring, RingAmounts(*[width * value for value in values]))
+    return rings_by_length(within), rings_by_length(between)
 
 
-class _Rings(NamedTuple):
-    """By the devices of a ring: its parameters, and those whose gradients a backward makes last."""
-
-    params: dict[tuple[int, ...], float]
-    last: dict[tuple[int, ...], float]
-
-    def add(self, ring: tuple[int, ...], params: float, last: float) -> None:
-        self.params[ring] = self.params.get(ring, 0.0) + params
-        self.last[ring] = max(self.last.get(ring, 0.0), last)
+_Ring = tuple[int, ...]  # its devices, ascending
 
 
-def rings_by_length(
-    params: Mapping[tuple[int, ...], float], last: Mapping[tuple[int, ...], float] | None = None
-) -> ParameterHolders:
-    """The rings of two devices or more, grouped by length; `last` as in `ParameterHolders`."""
-    lengths = sorted({len(ring) for ring in params} - {1})
-    rings_of = [[ring for ring in params if len(ring) == n] for n in lengths]
+class RingAmounts(NamedTuple):
+    """Parameters of a ring, as in `ParameterHolders`."""
+
+    params: float
+    last: float = 0.0
+    layer: float = 0.0
+    embedding: float = 0.0
+
+
+def _add(rings: dict[_Ring, RingAmounts], ring: _Ring, more: RingAmounts) -> None:
+    held = rings.get(ring, RingAmounts(0.0))
+    rings[ring] = RingAmounts(
+        held.params + more.params,
+        max(held.last, more.last),
+        max(held.layer, more.layer),
+        held.embedding + more.embedding,
+    )
+
+
+def rings_by_length(amounts: Mapping[_Ring, RingAmounts]) -> ParameterHolders:
+    """The rings of two devices or more, grouped by length."""
+    lengths = sorted({len(ring) for ring in amounts} - {1})
+    rings_of = [[ring for ring in amounts if len(ring) == n] for n in lengths]
     return ParameterHolders(
         tuple(np.array(rings, np.int64) for rings in rings_of),
-        tuple(np.array([params[ring] for ring in rings]) for rings in rings_of),
-        () if last is None else tuple(np.array([last[ring] for ring in rings]) for rings in rings_of),
+        *[
+            tuple(np.array([amounts[ring][column] for ring in rings]) for rings in rings_of)
+            for column in range(len(RingAmounts._fields))
+        ],
     )

@@ -34,6 +34,7 @@ from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights
+from runtime.parallel.weight_gathers import WeightGathers
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one
@@ -106,6 +107,7 @@ class Trainee:
         self._sync = sync = GradientSync(self.buckets, self.weights, groups)
         of_units = unit_buckets(executor, rank, shared, model)
         self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
+        self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
         latency_s = None if pace is None else pace.latency_s
         self._messages = messages = StageMessages(
             line,
@@ -127,9 +129,9 @@ class Trainee:
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, self._clock, pace
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, pace
         )
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
@@ -199,6 +201,10 @@ class Trainee:
     def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
         return self.begin_step(sequences, lr).read()
+
+    def finish(self) -> None:
+        """Wait for weights that are gathered beside the next forwards: before they are read outside of a step."""
+        self._gathers.finish()
 
     def blamed(self, outcome: "StepOutcome") -> list[int]:
         """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.

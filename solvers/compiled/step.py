@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from solvers.compiled.batches import divide_batch, last_end
+from solvers.compiled.gathers import gather_beside
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.layers import RESERVED, split, stage_params
 from solvers.compiled.messages import forget_messages, send_messages
@@ -24,6 +25,7 @@ _TIMINGS = 3  # again with other micro-batches, at most
 _TRIES = 4  # of layers, until groups that sum gradients have room
 _ROOM_STEP = 4  # groups
 SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
+GATHERS_BY_PART = 2
 
 
 @kernel
@@ -103,14 +105,15 @@ def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> An
 
 @kernel
 def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
-    """Let the stages of the active pipelines step their optimisers; when the last has."""
-    latest = 0.0
+    """Let the stages of the active pipelines step their optimisers; when the last has its sums, and the last has."""
+    synced, latest = 0.0, 0.0
     for k in range(count):
         for s in range(pipelines[active[k]].num_stages):
             own = times[active[k], s]
+            synced = max(synced, own.ended_s)
             own.ended_s += own.optimizer_s
             latest = max(latest, own.ended_s)
-    return latest
+    return synced, latest
 
 
 @kernel
@@ -133,11 +136,17 @@ def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     for r in range(num):
         if rings[r].between:
             sum_between(problem, members, times, rings[r])
-    latest = max(pipeline_s, finish_stages(pipelines, times, active, count))
+    synced, latest = finish_stages(pipelines, times, active, count)
+    synced, latest = max(pipeline_s, synced), max(pipeline_s, latest)
     if zero_stage:
         for r in range(num):
-            if not rings[r].between:
-                latest = max(latest, gather(problem, members, stages, times, rings[r]))
+            if rings[r].between:
+                continue
+            if problem.gathers_beside == GATHERS_BY_PART:
+                at = gather_beside(tables, pipelines, members, stages, times, rings[r], synced)
+            else:
+                at = gather(problem, members, stages, times, rings[r])
+            latest = max(latest, at)
         latest += problem.holder_s * longest_ring
     return latest
 

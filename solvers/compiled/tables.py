@@ -11,6 +11,7 @@ from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import WEIGHT_GATHERS
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
@@ -56,7 +57,7 @@ PROBLEM = np.dtype(
         ("fragmentation", "f8"),  # share of activations, logits and buffers
         ("holder_s", "f8"),
         ("last_bucket", "f8"),
-        ("gathers_beside", "f8"),  # 1: weights are gathered beside the next forward
+        ("gathers_beside", "f8"),  # number of `WEIGHT_GATHERS`
     ],
     align=True,
 )
@@ -228,7 +229,7 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "fragmentation": c.FRAGMENTATION,
         "holder_s": framework.holder_s,
         "last_bucket": c.LAST_BUCKET,
-        "gathers_beside": framework.overlaps_weights,
+        "gathers_beside": WEIGHT_GATHERS.index(framework.weight_gathers),
     }
     for name, value in values.items():
         own[name] = value

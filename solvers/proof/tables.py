@@ -69,7 +69,8 @@ class ProofTables:
         workload, model = problem.workload, problem.model
         gradient_bytes = workload.states.gradient
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
-        weight_bytes = min(gradient_bytes, workload.element_bytes) if self.zero_stage else gradient_bytes
+        late_bytes = pricer.framework.late_bytes(workload.element_bytes)
+        weight_bytes = min(gradient_bytes, late_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(model.layer_params) * (gradient_bytes + weight_bytes)
         self.shown = pricer.framework.share_after_backward(
             sharding_stages(workload), gradient_bytes, workload.element_bytes

@@ -108,6 +108,7 @@ class ExecutorCost(MemoryUse):
     The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
     ZeRO-2 on, where executors gather and scatter them one by one. Of the seconds of a forward, and of those of a
     backward, `quantization_s` go to the quantisation of messages. `footprint` has bytes, where backwards may be split.
+    Each of `num_layers` takes `layer_forward_s` of a forward; 0 where nobody asks for it.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
@@ -115,6 +116,8 @@ class ExecutorCost(MemoryUse):
     units: tuple[Unit, ...] = ()
     quantization_s: float = 0.0
     footprint: Footprint = NOT_SPLIT
+    num_layers: int = 0
+    layer_forward_s: float = 0.0
 
     @property
     def forward_s(self) -> float:

@@ -340,7 +340,14 @@ class StageModel:
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
         copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
-        return ExecutorCost(tuple(chunk_s), copies, units, message_s)
+        return ExecutorCost(
+            tuple(chunk_s),
+            copies,
+            units,
+            message_s,
+            num_layers=sum(lengths),
+            layer_forward_s=min([self.layer_s(tp_group, samples, policy)[0] for policy in {*recompute} - {JOINED}]),
+        )
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
         layout, policies, size, place, holders, contention = key
@@ -365,7 +372,14 @@ class StageModel:
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         message_s = (2 - first - last) * stage.quantization_s
-        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s)
+        return ExecutorCost(
+            (stage.stage_s(policies, first, last),),
+            copies,
+            units,
+            message_s,
+            num_layers=count,
+            layer_forward_s=min([stage.layer_s(policy)[0] for policy in {*policies} - {JOINED}]),
+        )
 
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
