@@ -1,6 +1,8 @@
 """One training step from the ends of its pipelines on: gradient synchronisation, optimiser, all-gather of weights.
 
-It is a step of many: where weights are gathered beside the next forwards, what these hide is no part of it.
+It is a step of many. Clipping waits for the norm of all gradients, so all optimisers start together when these are
+summed: from there to the next step's sums is what a step takes. Where weights are gathered beside the next forwards,
+pipelines begin with them as soon as none has to wait (`late_starts`).
 """
 
 from collections.abc import Sequence
@@ -39,24 +41,28 @@ def step_cost(
     within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.states.gradient
     # All-reduced whole, scattered at the end of the step, or scattered before; then groups all-reduce their shards.
     passes = (2, 1, 0, 0)[zero_stage]
-    left = None  # [copies]: seconds of compute that sums between groups may still overlap
-    if framework.gradient_sums == "by_part":
-        last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
-        ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
-    else:
-        backward_s = None
-        if framework.gradient_sums == "beside":
-            backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
-        ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
-    ended, _ = after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)
+
+    def summed(ready: Floats) -> Floats:
+        """When all sums of each copy have ended whose last backward ends at `ready` [copies]."""
+        left = None  # [copies]: seconds of compute that sums between groups may still overlap
+        if framework.gradient_sums == "by_part":
+            last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
+            ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
+        else:
+            backward_s = None
+            if framework.gradient_sums == "beside":
+                backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
+            ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
+        return after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)[0]
+
+    ended = summed(ready)
     synced_s = max(pipeline_s, float(ended.max()))
     finished = ended + optimizer_s
     step_s = max(synced_s, float(finished.max()))
     if zero_stage in (1, 2):
         if framework.weight_gathers == "by_part":
-            # Clipping waits for the norm of all gradients, and with it every optimiser for all sums.
-            finished, ahead = synced_s + optimizer_s, forwards(pipelines)
-            step_s = max(step_s, after_gathers_by_part(within, copy_of, finished, workload.element_bytes, ahead))
+            late_s = late_starts(within, copy_of, optimizer_s, workload.element_bytes, forwards(pipelines))
+            step_s = max(step_s, float(summed(ready + late_s).max()))
         else:
             forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
             if framework.weight_gathers == "beside":
@@ -79,48 +85,54 @@ def step_cost(
 
 
 class Forwards(NamedTuple):
-    """Of the executor of each parameter copy [copies]: seconds from a step's start that its first forward begins after
-    at least; seconds of a layer in it; and its layers."""
+    """Of the executor of each parameter copy [copies]: its pipeline; seconds from the pipeline's start after which its
+    first forward begins at the earliest; and its `ForwardLayers`."""
 
+    pipeline: Ints
     begin_s: Floats
-    layer_s: Floats
     num_layers: Floats
+    layer_s: Floats
+    together: Floats
 
 
 def forwards(pipelines: Sequence[PipelineCost]) -> Forwards:
     """The first forwards of a step, in the order of all parameter copies. Messages are left out of what goes before."""
-    rows = []
-    for pipeline in pipelines:
+    numbers, rows = [], []
+    for number, pipeline in enumerate(pipelines):
         begin_s = 0.0
         for stage in pipeline.stages:
             for executor in stage.executors:
-                rows += [(begin_s, executor.layer_forward_s, executor.num_layers)] * len(executor.copies)
+                rows += [(begin_s, *executor.layers)] * len(executor.copies)
             begin_s += min([executor.chunk_s[0][0] for executor in stage.executors])
-    return Forwards(*np.array(rows, np.float64).T)
+        numbers += [number] * (len(rows) - len(numbers))
+    return Forwards(np.array(numbers), *np.array(rows, np.float64).T)
 
 
-def after_gathers_by_part(within: RingTimes, copy_of: Ints, start: Floats, num_bytes: float, ahead: Forwards) -> float:
-    """When the next step begins, in seconds from this one's start, if no forward in it is to wait for weights.
+def late_starts(within: RingTimes, copy_of: Ints, optimizer_s: Floats, num_bytes: float, ahead: Forwards) -> Floats:
+    """Seconds from the start of all optimisers, of `optimizer_s` [copies], to that of each copy's pipeline [copies], if
+    no forward of it is to wait for weights.
 
-    A ring gathers from the time `start` [copies] of its last member on, those parameters first that forwards need
-    first. While they come, a member waits for its first forward as it would anyway, and then runs it layer by layer.
-    The first layer needs its own parameters, those of the embedding, and at most a bucket beside them, in which a later
-    layer begins; each other layer, one layer's more. As compute and gather both go on evenly, the first of them decides
-    and the last that something comes for. Other rings' layers, and what is no layer, only come between. A step that
-    begins then is no shorter than one whose stages begin as soon as each can. Messages are taken to be as fast as
-    without gathers beside them, as they are beside sums.
+    A ring gathers when the last of its members has stepped, those parameters first that forwards need first. While they
+    come, a member waits for its first forward as it would anyway, and then runs it layer by layer. The first layer,
+    with those recomputed together with it, needs its own parameters, those of the embedding, and at most a bucket
+    beside them, in which a later layer begins; each other layer, one layer's more. As compute and gather both go on
+    evenly, the first of them decides and the last that something comes for. Other rings' layers, and what is no layer,
+    only come between. No pipeline ends later than one that begins then, as messages are taken to be as fast as without
+    gathers beside them.
     """
-    begin_s, groups = 0.0, within.groups
+    late_s, groups = np.zeros(ahead.pipeline[-1] + 1), within.groups
+    np.maximum.at(late_s, ahead.pipeline, optimizer_s - ahead.begin_s)
     for holders, params, layer, embedding, whole_s in zip(
         groups.holders, groups.params, groups.layer, groups.embedding, within.ring_pass_s(num_bytes), strict=True
     ):
-        at = copy_of[holders]
-        layer = np.where(layer > 0.0, layer, params)  # a head or a tied matrix alone comes whole
-        first = embedding + layer + BUCKET_PARAMS
-        beside_s = np.clip(((params - first) / layer)[:, None], 0.0, ahead.num_layers[at]) * ahead.layer_s[at]
-        lead_s = np.maximum(whole_s[:, None] - beside_s, (np.minimum(first / params, 1.0) * whole_s)[:, None])
-        begin_s = max(begin_s, float((start[at].max(axis=1) + (lead_s - ahead.begin_s[at]).max(axis=1)).max()))
-    return begin_s
+        at, ring_s = copy_of[holders], whole_s[:, None]
+        layer = np.where(layer > 0.0, layer, params)[:, None]  # a head or a tied matrix alone comes whole
+        share = (embedding[:, None] + layer * ahead.together[at] + BUCKET_PARAMS) / params[:, None]
+        beside_s = np.clip((1.0 - share) * params[:, None] / layer, 0.0, ahead.num_layers[at]) * ahead.layer_s[at]
+        lead_s = np.maximum(ring_s - beside_s, np.minimum(share, 1.0) * ring_s)
+        start_s = optimizer_s[at].max(axis=1)[:, None]
+        np.maximum.at(late_s, ahead.pipeline[at], start_s + lead_s - ahead.begin_s[at])
+    return late_s[ahead.pipeline]
 
 
 def after_sums_by_part(

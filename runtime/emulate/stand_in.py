@@ -79,9 +79,10 @@ def _parts(
             layer_s = partial(model.stages.layer_s, tp_group, samples)
     found = []
     for chunk, chunk_s in zip(executor.chunks, priced.chunk_s, strict=True):
+        each_s = [layer_s(policy)[backward] for policy in chunk.recompute]
         parts_s = [
             *([(embedding.forward_s, embedding.backward_s)[backward]] if chunk.first else []),
-            *(layer_s(policy)[backward] for policy in chunk.recompute),
+            *(sum(each_s[first - chunk.layers[0] : end - chunk.layers[0]]) for first, end in chunk.groups),
             *([(head.forward_s, head.backward_s)[backward]] if chunk.last else []),
         ]
         in_order = parts_s[::-1] if backward else parts_s

@@ -1,8 +1,6 @@
-"""Weights gathered beside the next forwards, as `after_gathers_by_part` of `hexiopt/cost/step.py` has them."""
+"""Weights gathered beside the next forwards, as `late_starts` of `hexiopt/cost/step.py` has them."""
 
 from typing import Any
-
-import numpy as np
 
 from hexiopt.numbers.coefficients import BUCKET_PARAMS
 from solvers.compiled.kernels import kernel
@@ -24,24 +22,35 @@ def embedding_params(problem: Any, pipelines: Any, members: Any, ring: Any) -> A
 
 
 @kernel
-def gather_beside(
-    tables: Any, pipelines: Any, members: Any, stages: Any, times: Any, ring: Any, synced_s: float
-) -> Any:
-    """When the next step begins, if no forward in it is to wait for the weights of a ring, gathered once all sums have
-    ended, at `synced_s`."""
+def delay_pipelines(tables: Any, work: Any, state: Any, count: int, num: int) -> None:
+    """Let each of the active pipelines begin when no forward in it has to wait for weights, which the first `num` rings
+    gather: its stages are ready later."""
+    times, stages, pipelines, members = work.times, state.stages, state.pipelines, work.members
     problem = tables.problem[0]
-    seconds = ring.s_per_byte * problem.weight_bytes + ring.latency_s
+    for k in range(count):
+        p, begin_s, late_s = work.active[k], 0.0, 0.0
+        for s in range(pipelines[p].num_stages):
+            times[p, s].begin_s = begin_s
+            late_s = max(late_s, times[p, s].optimizer_s - begin_s)
+            begin_s += stages[p, s].forward_s
+        times[p, 0].late_s = late_s
     layer = problem.layer_params
-    first = embedding_params(problem, pipelines, members, ring) + layer + ring.degree * BUCKET_PARAMS
-    first = ring.params if ring.last >= ring.params else min(first, ring.params)
-    optimizer_s, lead = 0.0, -np.inf
-    for k in range(ring.first, ring.end):
-        p, s = members[k].pipeline, members[k].stage
-        optimizer_s = max(optimizer_s, times[p, s].optimizer_s)
-        begin = 0.0
-        for earlier in range(s):
-            begin += stages[p, earlier].forward_s
-        layers = min((ring.params - first) / layer, stages[p, s].layers)
-        beside = layers * tables.costs[stages[p, s].group, pipelines[p].size].forward_s
-        lead = max(lead, max(first / ring.params * seconds, seconds - beside) - begin)
-    return synced_s + optimizer_s + lead
+    for r in range(num):
+        ring = work.rings[r]
+        if ring.between:
+            continue
+        seconds, start_s = ring.s_per_byte * problem.weight_bytes + ring.latency_s, 0.0
+        first = embedding_params(problem, pipelines, members, ring) + layer + ring.degree * BUCKET_PARAMS
+        first = ring.params if ring.last >= ring.params else min(first, ring.params)
+        for k in range(ring.first, ring.end):
+            start_s = max(start_s, times[members[k].pipeline, members[k].stage].optimizer_s)
+        for k in range(ring.first, ring.end):
+            p, s = members[k].pipeline, members[k].stage
+            layers = min((ring.params - first) / layer, stages[p, s].layers)
+            beside_s = layers * tables.costs[stages[p, s].group, pipelines[p].size].forward_s
+            lead_s = max(first / ring.params * seconds, seconds - beside_s)
+            times[p, 0].late_s = max(times[p, 0].late_s, start_s + lead_s - times[p, s].begin_s)
+    for k in range(count):
+        p = work.active[k]
+        for s in range(pipelines[p].num_stages):
+            times[p, s].ready_s += times[p, 0].late_s

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from solvers.compiled.batches import divide_batch, last_end
-from solvers.compiled.gathers import gather_beside
+from solvers.compiled.gathers import delay_pipelines
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.layers import RESERVED, split, stage_params
 from solvers.compiled.messages import forget_messages, send_messages
@@ -45,9 +45,8 @@ def begin_step(
             group = groups[stage.group]
             if spread:
                 own.sharded = stage_params(group, stage.layers, s, pipeline.num_stages) / spread
-            own.ready_s = own.summed_s = end - stage.early_s
+            own.ready_s = end - stage.early_s
             own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
-            own.left_s = stage.backward_s
     return pipeline_s
 
 
@@ -97,57 +96,67 @@ def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> An
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
         p, s = members[k].pipeline, members[k].stage
-        start, beside = max(start, times[p, s].ended_s), min(beside, stages[p, s].forward_s)
+        own = times[p, s]
+        start, beside = max(start, own.ended_s + own.optimizer_s), min(beside, stages[p, s].forward_s)
     if problem.gathers_beside > 0.0:
         seconds = max(seconds - beside, problem.last_bucket * seconds)
     return start + seconds
 
 
 @kernel
-def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
-    """Let the stages of the active pipelines step their optimisers; when the last has its sums, and the last has."""
-    synced, latest = 0.0, 0.0
+def sum_gradients(tables: Any, work: Any, state: Any, count: int, num: int) -> Any:
+    """Sum gradients in the first `num` rings, those of a stage as it is ready; when the last sum of the active pipelines
+    has ended."""
+    problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
+    passes, synced_s = 1 if state.plan[0].zero_stage else 2, 0.0
     for k in range(count):
-        for s in range(pipelines[active[k]].num_stages):
-            own = times[active[k], s]
-            synced = max(synced, own.ended_s)
-            own.ended_s += own.optimizer_s
-            latest = max(latest, own.ended_s)
-    return synced, latest
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            times[p, s].summed_s, times[p, s].left_s = times[p, s].ready_s, stages[p, s].backward_s
+    for r in range(num):
+        if not rings[r].between:
+            sum_within(problem, members, stages, times, rings[r], passes)
+    for k in range(count):
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            times[p, s].ended_s = times[p, s].summed_s
+    for r in range(num):
+        if rings[r].between:
+            sum_between(problem, members, times, rings[r])
+    for k in range(count):
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            synced_s = max(synced_s, times[p, s].ended_s)
+    return synced_s
 
 
 @kernel
 def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     """Seconds of the step of the active pipelines."""
-    problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
+    problem, stages, times, rings = tables.problem[0], state.stages, work.times, work.rings
     zero_stage, active, pipelines = state.plan[0].zero_stage, work.active, state.pipelines
     num = make_rings(tables, work, state, count)
     spread = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
     pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count, spread)
     state.plan[0].pipeline_s = pipeline_s
-    passes, longest_ring = 1 if zero_stage else 2, 0
-    for r in range(num):
-        if not rings[r].between:
-            sum_within(problem, members, stages, times, rings[r], passes)
-            longest_ring = max(longest_ring, rings[r].end - rings[r].first)
+    latest = max(pipeline_s, sum_gradients(tables, work, state, count, num))
     for k in range(count):
         for s in range(pipelines[active[k]].num_stages):
-            times[active[k], s].ended_s = times[active[k], s].summed_s
-    for r in range(num):
-        if rings[r].between:
-            sum_between(problem, members, times, rings[r])
-    synced, latest = finish_stages(pipelines, times, active, count)
-    synced, latest = max(pipeline_s, synced), max(pipeline_s, latest)
-    if zero_stage:
+            own = times[active[k], s]
+            latest = max(latest, own.ended_s + own.optimizer_s)
+    if zero_stage and problem.gathers_beside == GATHERS_BY_PART:
+        delay_pipelines(tables, work, state, count, num)
+        latest = max(latest, sum_gradients(tables, work, state, count, num))
+    elif zero_stage:
         for r in range(num):
-            if rings[r].between:
-                continue
-            if problem.gathers_beside == GATHERS_BY_PART:
-                at = gather_beside(tables, pipelines, members, stages, times, rings[r], synced)
-            else:
-                at = gather(problem, members, stages, times, rings[r])
-            latest = max(latest, at)
-        latest += problem.holder_s * longest_ring
+            if not rings[r].between:
+                latest = max(latest, gather(problem, work.members, stages, times, rings[r]))
+    if zero_stage and problem.holder_s > 0.0:
+        longest = 0
+        for r in range(num):
+            if not rings[r].between:
+                longest = max(longest, rings[r].end - rings[r].first)
+        latest += problem.holder_s * longest
     return latest
 
 

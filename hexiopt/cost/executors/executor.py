@@ -101,6 +101,15 @@ def units_of(
 NOT_SPLIT = Footprint((), 0.0, 0.0, 0.0)
 
 
+class ForwardLayers(NamedTuple):
+    """The layers of an executor: how many, seconds of each in a forward, and the most that a forward runs `together`,
+    as they are recomputed together."""
+
+    count: int
+    layer_s: float
+    together: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
@@ -108,7 +117,7 @@ class ExecutorCost(MemoryUse):
     The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
     ZeRO-2 on, where executors gather and scatter them one by one. Of the seconds of a forward, and of those of a
     backward, `quantization_s` go to the quantisation of messages. `footprint` has bytes, where backwards may be split.
-    Each of `num_layers` takes `layer_forward_s` of a forward; 0 where nobody asks for it.
+    `layers` are there where somebody asks what a forward hides.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
@@ -116,8 +125,7 @@ class ExecutorCost(MemoryUse):
     units: tuple[Unit, ...] = ()
     quantization_s: float = 0.0
     footprint: Footprint = NOT_SPLIT
-    num_layers: int = 0
-    layer_forward_s: float = 0.0
+    layers: ForwardLayers = ForwardLayers(0, 0.0)
 
     @property
     def forward_s(self) -> float:

@@ -21,7 +21,7 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
-from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
+from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
@@ -328,7 +328,8 @@ class StageModel:
             chunk_s.append(self.stage_s(tp_group, count, *at, samples, policies))
             counts.append({policies[0]: count} if len(policies) == 1 else Counter(policies))
         sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
-        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, most_together(ranges))
+        together = most_together(ranges)
+        memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, together)
         memory = memory.with_buffers(queued * model.activations.message)
         num_params = model.num_params(sum(lengths), first, last)
         units: tuple[Unit, ...] = ()
@@ -340,14 +341,9 @@ class StageModel:
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
         copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
-        return ExecutorCost(
-            tuple(chunk_s),
-            copies,
-            units,
-            message_s,
-            num_layers=sum(lengths),
-            layer_forward_s=min([self.layer_s(tp_group, samples, policy)[0] for policy in {*recompute} - {JOINED}]),
-        )
+        layer_s = self.layer_s(tp_group, samples, recompute[0])[0]
+        layers = ForwardLayers(sum(lengths), layer_s, together)
+        return ExecutorCost(tuple(chunk_s), copies, units, message_s, layers=layers)
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
         layout, policies, size, place, holders, contention = key
@@ -372,14 +368,8 @@ class StageModel:
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         message_s = (2 - first - last) * stage.quantization_s
-        return ExecutorCost(
-            (stage.stage_s(policies, first, last),),
-            copies,
-            units,
-            message_s,
-            num_layers=count,
-            layer_forward_s=min([stage.layer_s(policy)[0] for policy in {*policies} - {JOINED}]),
-        )
+        layers = ForwardLayers(len(policies), stage.layer_s(policies[0])[0], most_together([policies]))
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s, layers=layers)
 
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
