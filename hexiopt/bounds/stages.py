@@ -64,7 +64,7 @@ class StageTypes:
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
         self.interface_s, self.inner_s = _sync_s(model, rows, examples)
         self.shown = model.framework.share_after_backward(
-            sharding_stages(workload), workload.states.gradient, workload.element_bytes
+            sharding_stages(workload), workload.sum_bytes, workload.element_bytes
         )
         self._policies = recompute_policies(workload)
         times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
@@ -275,7 +275,7 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     """
     workload = model.problem.workload
     weight_bytes = model.framework.late_bytes(workload.element_bytes)
-    passes = workload.states.gradient + min(workload.states.gradient, weight_bytes)
+    passes = workload.sum_bytes + min(workload.sum_bytes, weight_bytes)
     layer_bytes = passes * float(model.problem.model.layer_params)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples

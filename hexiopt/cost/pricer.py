@@ -156,7 +156,9 @@ class PlanPricer:
     def _rings_in(self, plan: Plan, groups: Sequence[int] | None) -> GradientRings:
         stages = tuple([pipeline.stages for pipeline in plan.pipelines])
         if self._rings is None or self._rings[:2] != (stages, plan.sharding):
-            rings = gradient_rings(plan, groups, self.problem.model, self.problem.cluster)
+            problem = self.problem
+            exchange = problem.workload.sums_quantized
+            rings = gradient_rings(plan, groups, problem.model, problem.cluster, exchange=exchange)
             self._rings = stages, plan.sharding, rings
         return self._rings[2]
 

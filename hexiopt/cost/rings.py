@@ -50,12 +50,14 @@ def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, fl
 class RingTimes:
     """Seconds of a ring pass of every group of holders, where all groups run at once."""
 
-    def __init__(self, groups: ParameterHolders, cluster: Cluster) -> None:
+    def __init__(self, groups: ParameterHolders, cluster: Cluster, *, exchange: bool = False) -> None:
+        """With `exchange`, each device of a group sends every other one its share at once, instead of a ring pass."""
         self.groups = groups
         size = cluster.num_devices
         plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
+        edges_of = _exchange_edges if exchange else _plain_edges if plain else _edges
         edges = [
-            (_plain_edges if plain else _edges)(cluster, holders, params)
+            edges_of(cluster, holders, params)
             for holders, params in zip(groups.holders, groups.params, strict=True)
         ]
         if not edges:
@@ -109,6 +111,18 @@ def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
     )
 
 
+def _exchange_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
+    """Those of an all-to-all: each device sends 1/n of the buffer to each other one."""
+    n = holders.shape[1]
+    senders, receivers = np.nonzero(~np.eye(n, dtype=bool))
+    return _Edges(
+        holders[:, senders].ravel(),
+        holders[:, receivers].ravel(),
+        np.repeat(params / n, len(senders)),
+        np.arange(0, len(holders) * len(senders), len(senders)),
+    )
+
+
 def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
     """The edges as of `ring_edges`, each with its share of (n−1)/n of the buffer."""
     share = (holders.shape[1] - 1) / holders.shape[1]
@@ -127,6 +141,7 @@ def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
 class GradientRings:
     """The rings of a plan: inside sharding groups, or over all holders where the plan has none; and between groups.
 
+    `scatter` has those inside groups as gradients are scattered: in rings, or by all-to-alls where in 8 bits.
     `copy_of` [devices]: the number of the parameter copy that a device holds, in the order of the plan.
     `sharding_group` [devices]: as of `sharding_groups`.
     """
@@ -135,10 +150,13 @@ class GradientRings:
     between_groups: RingTimes
     copy_of: Ints
     sharding_group: Sequence[int] | None
+    scatter: RingTimes
 
 
-def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster) -> GradientRings:
-    """The rings of `plan`; `groups` [devices] as of `sharding_groups`.
+def gradient_rings(
+    plan: Plan, groups: Sequence[int] | None, model: ModelSpec, cluster: Cluster, *, exchange: bool = False
+) -> GradientRings:
+    """The rings of `plan`; `groups` [devices] as of `sharding_groups`; `exchange` where gradients are scattered so.
 
     Raises InputError where its pipelines do not hold the same layers.
     """
@@ -147,7 +165,9 @@ def gradient_rings(plan: Plan, groups: Sequence[int] | None, model: ModelSpec, c
     within, between = (holders, ParameterHolders((), ())) if groups is None else split_rings(holders, groups)
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
-    return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
+    rings = RingTimes(within, cluster)
+    scatter = RingTimes(within, cluster, exchange=True) if exchange else rings
+    return GradientRings(rings, RingTimes(between, cluster), copy_of, groups, scatter)
 
 
 def split_rings(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:

@@ -38,22 +38,30 @@ def step_cost(
     # All copies of an executor (the devices of a sequence layout) end together.
     ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
     optimizer_s = np.array([copy.optimizer_s for copy in copies])
-    within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.states.gradient
+    within, copy_of, sum_bytes = rings.within_group, rings.copy_of, workload.sum_bytes
     # All-reduced whole, scattered at the end of the step, or scattered before; then groups all-reduce their shards.
-    passes = (2, 1, 0, 0)[zero_stage]
+    passes, gathers = (2, 1, 0, 0)[zero_stage], False
+    if workload.sums_quantized:
+        # Under ZeRO-0 sums come back when all have been made.
+        passes, gathers = 1, zero_stage == 0
+        rows = [row for times in (within, rings.between_groups) for row in times.groups.holders]
+        shared = np.unique([copy_of[device] for row in rows for device in row.flat])
+        ready[shared.astype(int)] += np.array([copies[k].quantization_s for k in shared])
 
     def summed(ready: Floats) -> Floats:
         """When all sums of each copy have ended whose last backward ends at `ready` [copies]."""
         left = None  # [copies]: seconds of compute that sums between groups may still overlap
         if framework.gradient_sums == "by_part":
             last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
-            ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
+            ended = after_sums_by_part(rings.scatter, copy_of, ready - last_s, ready, sum_bytes, passes)
         else:
             backward_s = None
             if framework.gradient_sums == "beside":
                 backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
-            ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
-        return after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)[0]
+            ended, left = after_all_reduce(rings.scatter, copy_of, ready, sum_bytes, passes, backward_s)
+        if gathers:
+            ended, _ = after_all_reduce(within, copy_of, ended, sum_bytes, 1)
+        return after_all_reduce(rings.between_groups, copy_of, ended, sum_bytes, 2, left)[0]
 
     ended = summed(ready)
     synced_s = max(pipeline_s, float(ended.max()))

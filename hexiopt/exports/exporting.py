@@ -13,6 +13,7 @@ from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
+from hexiopt.plan.holdings import Holdings
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -74,6 +75,12 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
         raise InputError(
             f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "
             f"workload.message_precision={TRAINING}"
+        )
+    precision = problem.workload.gradient_precision
+    if precision not in trainer.gradient_precisions and Holdings.of(plan.pipelines).shared_groups(problem.model):
+        raise InputError(
+            f"export.format: {trainer.name} cannot sum gradients in {precision}; plan with "
+            f"workload.gradient_precision={TRAINING}"
         )
     return trainer.write(problem, plan)
 

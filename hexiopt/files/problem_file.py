@@ -65,11 +65,11 @@ def workload_from_section(section: Section) -> Workload:
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """All fields that are not None, as `workload_from_section` reads them.
 
-    Sequence parallelism and the precision of messages are written only where they differ from the default, so that
-    other problems keep the hash that they have in files written before these fields existed.
+    Sequence parallelism and the precisions of messages and sums are written only where they differ from the default, so
+    that other problems keep the hash that they have in files written before these fields existed.
     """
     values = {field.name: (getattr(workload, field.name), field.default) for field in fields(workload)}
-    later = ("sequence_parallel", "message_precision")
+    later = ("sequence_parallel", "message_precision", "gradient_precision")
     return {
         name: value
         for name, (value, default) in values.items()

@@ -198,7 +198,8 @@ def default_schedule(workload: Workload) -> Schedule:
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
     """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (see `Sharding`)."""
     if workload.optimizer_sharding == AUTO:
-        return SHARDING_STAGES if any(schedule.lockstep for schedule in schedules(workload)) else SHARDING_STAGES[:2]
+        deep = not workload.sums_quantized and any(schedule.lockstep for schedule in schedules(workload))
+        return SHARDING_STAGES if deep else SHARDING_STAGES[:2]
     return (int(workload.optimizer_sharding),)
 
 

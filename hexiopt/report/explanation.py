@@ -233,6 +233,8 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     message_bytes = workload.message_bytes(problem.model.hidden_size)
     yield "message_precision", f"{workload.message_precision}, {message_bytes:,} B per token", "workload"
+    sums = f"{workload.gradient_precision}, {workload.sum_bytes:.4g} B per parameter on its way to a sum"
+    yield "gradient_precision", sums, "workload"
     states = workload.states
     state_bytes = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
     yield "per parameter", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"

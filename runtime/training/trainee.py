@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.numbers.messages import TRAINING
+from hexiopt.numbers.messages import BLOCK, TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -45,8 +45,8 @@ class Trainee:
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`
-    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
+    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`, sums of gradients
+    `gradient_precision` (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Trainee:
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
         message_precision: str = TRAINING,
+        gradient_precision: str = TRAINING,
         is_compiled: bool = False,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
@@ -80,7 +81,8 @@ class Trainee:
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
         shared = bucket_parts(self.layout.held, plan.sharding.stage)
-        self.buckets = buckets(shared, parts, gradient_dtype, device)
+        quantized = gradient_precision != TRAINING
+        self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
         self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         attention: Attention
@@ -104,7 +106,7 @@ class Trainee:
             DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self._sync = sync = GradientSync(self.buckets, self.weights, groups)
+        self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
         of_units = unit_buckets(executor, rank, shared, model)
         self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
@@ -168,6 +170,7 @@ class Trainee:
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
             message_precision=workload.message_precision,
+            gradient_precision=workload.gradient_precision,
             is_compiled=is_compiled,
         )
 

@@ -131,6 +131,7 @@ TIMES = np.dtype(  # of a stage in a step
         ("wait_s", "f8"),  # latencies of its rings, one after another
         ("between_wait_s", "f8"),
         ("ring", "i8"),  # the last one inside its machine; -1: none yet
+        ("converts", "i8"),  # 1: of it gradients are converted to be summed
         ("sharded", "f8"),  # parameters whose optimiser states a device has
     ],
     align=True,

@@ -45,7 +45,7 @@ def begin_step(
             group = groups[stage.group]
             if spread:
                 own.sharded = stage_params(group, stage.layers, s, pipeline.num_stages) / spread
-            own.ready_s = end - stage.early_s
+            own.ready_s, own.converts = end - stage.early_s, 0
             own.optimizer_s = max(group.launch_s, group.optimizer_s * own.sharded)
     return pipeline_s
 
@@ -53,7 +53,7 @@ def begin_step(
 @kernel
 def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, passes: int) -> None:
     """Sum gradients in a ring of a sharding group."""
-    seconds = passes * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    seconds = passes * (ring.s_per_byte * problem.sum_bytes + ring.latency_s)
     ready, began, beside = 0.0, 0.0, np.inf
     for k in range(ring.first, ring.end):
         p, s = members[k].pipeline, members[k].stage
@@ -77,7 +77,7 @@ def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, p
 @kernel
 def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
     """Sum gradients in a ring between sharding groups."""
-    seconds = 2 * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    seconds = 2 * (ring.s_per_byte * problem.sum_bytes + ring.latency_s)
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
         own = times[members[k].pipeline, members[k].stage]
@@ -87,6 +87,36 @@ def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
     for k in range(ring.first, ring.end):
         own = times[members[k].pipeline, members[k].stage]
         own.ended_s = max(own.ended_s, start + seconds)
+
+
+@kernel
+def return_sums(problem: Any, members: Any, times: Any, ring: Any) -> None:
+    """Give the members of a ring the sums of its gradients, once all have been made."""
+    start = 0.0
+    for k in range(ring.first, ring.end):
+        start = max(start, times[members[k].pipeline, members[k].stage].summed_s)
+    for k in range(ring.first, ring.end):
+        own = times[members[k].pipeline, members[k].stage]
+        own.ended_s = max(own.ended_s, start + ring.s_per_byte * problem.sum_bytes + ring.latency_s)
+
+
+@kernel
+def convert_gradients(tables: Any, work: Any, state: Any, num: int) -> None:
+    """Let stages convert the gradients that the first `num` rings sum: they are ready later."""
+    problem, members = tables.problem[0], work.members
+    share = problem.converted_sharded if state.plan[0].zero_stage else problem.converted
+    if share == 0.0:
+        return
+    for r in range(num):
+        for k in range(work.rings[r].first, work.rings[r].end):
+            p, s = members[k].pipeline, members[k].stage
+            own, stage = work.times[p, s], state.stages[p, s]
+            if own.converts:
+                continue
+            own.converts = 1
+            group = tables.groups[stage.group]
+            params = stage_params(group, stage.layers, s, state.pipelines[p].num_stages)
+            own.ready_s += max(group.launch_s, group.optimizer_s * share * params)
 
 
 @kernel
@@ -108,7 +138,8 @@ def sum_gradients(tables: Any, work: Any, state: Any, count: int, num: int) -> A
     """Sum gradients in the first `num` rings, those of a stage as it is ready; when the last sum of the active pipelines
     has ended."""
     problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
-    passes, synced_s = 1 if state.plan[0].zero_stage else 2, 0.0
+    zero_stage, synced_s = state.plan[0].zero_stage, 0.0
+    passes = 1 if zero_stage or problem.converted else 2
     for k in range(count):
         p = work.active[k]
         for s in range(state.pipelines[p].num_stages):
@@ -123,6 +154,8 @@ def sum_gradients(tables: Any, work: Any, state: Any, count: int, num: int) -> A
     for r in range(num):
         if rings[r].between:
             sum_between(problem, members, times, rings[r])
+        elif passes == 1 and not zero_stage:
+            return_sums(problem, members, times, rings[r])
     for k in range(count):
         p = work.active[k]
         for s in range(state.pipelines[p].num_stages):
@@ -139,6 +172,7 @@ def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     spread = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
     pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count, spread)
     state.plan[0].pipeline_s = pipeline_s
+    convert_gradients(tables, work, state, num)
     latest = max(pipeline_s, sum_gradients(tables, work, state, count, num))
     for k in range(count):
         for s in range(pipelines[active[k]].num_stages):

@@ -48,7 +48,10 @@ PROBLEM = np.dtype(
         ("uneven_links", "i8"),
         ("sample_bytes", "f8"),  # a message's, for a sequence
         ("weight_bytes", "f8"),  # of a parameter
-        ("gradient_bytes", "f8"),
+        ("gradient_bytes", "f8"),  # with those beside it until it is summed
+        ("sum_bytes", "f8"),  # of a gradient on its way to a sum
+        ("converted", "f8"),  # bytes that conversions of a gradient move, over those of an optimiser's step, by ZeRO
+        ("converted_sharded", "f8"),
         ("sharded_bytes", "f8"),  # master weight and moments
         ("layer_params", "f8"),  # of the model
         ("embedding_params", "f8"),  # that the first stage alone holds
@@ -220,7 +223,10 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "uneven_links": any(machine.intra_links for machine in cluster.machines),
         "sample_bytes": stages.routes.message_bytes(1),
         "weight_bytes": workload.element_bytes,
-        "gradient_bytes": workload.states.gradient,
+        "gradient_bytes": workload.states.gradient + workload.sum_buffer_bytes,
+        "sum_bytes": workload.sum_bytes,
+        "converted": workload.quantization_bytes(0) / workload.states.step_bytes,
+        "converted_sharded": workload.quantization_bytes(1) / workload.states.step_bytes,
         "sharded_bytes": workload.states.sharded,
         "layer_params": model.layer_params,
         "embedding_params": model.embedding_params - tied,

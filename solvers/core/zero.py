@@ -43,13 +43,13 @@ def first_stage(problem: Problem) -> int:
     return max(plain_stages(problem), default=sharding_stages(problem.workload)[-1])
 
 
-def passed_bytes(problem: Problem, zero_stage: int, batches: int = 1) -> int:
+def passed_bytes(problem: Problem, zero_stage: int, batches: int = 1) -> float:
     """What a ring over many holders sends of each parameter, from each machine, in a step of so many micro-batches.
 
     Gradients are scattered, in every micro-batch from ZeRO-2 on, and gathered, or the weights once a step, or twice a
     micro-batch in ZeRO-3 (`hexiopt/cost/lockstep.py`).
     """
-    gradient_bytes, weight_bytes = problem.workload.states.gradient, problem.workload.element_bytes
+    gradient_bytes, weight_bytes = problem.workload.sum_bytes, problem.workload.element_bytes
     scattered = gradient_bytes * (batches if zero_stage >= LOCKSTEP else 1)
     return scattered + (gradient_bytes, weight_bytes, weight_bytes, 2 * weight_bytes * batches)[zero_stage]
 

@@ -16,12 +16,14 @@ ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCopy:
-    """A copy of a stage's parameters: bytes and parameters on its fullest device, and seconds of the optimiser step."""
+    """A copy of a stage's parameters: bytes and parameters on its fullest device, seconds of the optimiser step, and,
+    where others hold them too, of converting their gradients to 8 bits and summing these."""
 
     memory: Memory
     limit_bytes: float
     num_params: float
     optimizer_s: float = 0.0
+    quantization_s: float = 0.0
 
     @property
     def excess_bytes(self) -> float:

@@ -245,7 +245,7 @@ class MemoryModel:
         sizes, spread = self._workload.states, shards.spread
         return (
             weights * sizes.weight,
-            gradients * sizes.gradient,
+            gradients * (sizes.gradient + self._workload.sum_buffer_bytes),
             params * sizes.master / spread,
             params * sizes.moment / spread,
         )

@@ -375,10 +375,11 @@ class StageModel:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
 
     def _copy(self, memory: Memory, gpu: Gpu, num_params: float, shards: StateSharding) -> ParameterCopy:
-        optimizer_s = self._clocks[gpu.name].memory_s(
-            num_params / shards.spread * self.problem.workload.states.step_bytes
-        )
-        return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s)
+        workload, clock = self.problem.workload, self._clocks[gpu.name]
+        optimizer_s = clock.memory_s(num_params / shards.spread * workload.states.step_bytes)
+        converted = num_params * workload.quantization_bytes(shards.stage)
+        quantization_s = clock.memory_s(converted) if converted else 0.0
+        return ParameterCopy(memory, gpu.usable_memory_bytes, num_params, optimizer_s, quantization_s)
 
     def forget_stages(self) -> None:
         """Free the memory of the prices of whole stages; layers, routes and memory models stay."""
