@@ -57,8 +57,7 @@ class RingTimes:
         plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
         edges_of = _exchange_edges if exchange else _plain_edges if plain else _edges
         edges = [
-            edges_of(cluster, holders, params)
-            for holders, params in zip(groups.holders, groups.params, strict=True)
+            edges_of(cluster, holders, params) for holders, params in zip(groups.holders, groups.params, strict=True)
         ]
         if not edges:
             self._per_byte: list[Floats] = []

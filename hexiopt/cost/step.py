@@ -105,7 +105,7 @@ class Forwards(NamedTuple):
 
 def forwards(pipelines: Sequence[PipelineCost]) -> Forwards:
     """The first forwards of a step, in the order of all parameter copies. Messages are left out of what goes before."""
-    numbers, rows = [], []
+    numbers, rows = list[int](), list[tuple[float, ...]]()
     for number, pipeline in enumerate(pipelines):
         begin_s = 0.0
         for stage in pipeline.stages:

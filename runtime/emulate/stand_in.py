@@ -5,10 +5,10 @@ by the plan's own layers, heads, micro-batches and messages. Its hidden states a
 square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other (messages in
 8 bits have a scale a token at least, and are 3 % larger at a width of 64). Computing is paced: an operation ends when
 the time that the cost model predicts for it, multiplied by the *dilation*, is over. So what is compared with the
-prediction is schedule, overlap, communication and sharing, not the compute times themselves. A stage's first
-forward and last backward are paced part by part, a layer a part; weights are really gathered beside the one, gradients
-summed beside the other, as when training; under ZeRO-2 and
-3 all units are paced one by one, and really gathered and scattered.
+prediction is schedule, overlap, communication and sharing, not the compute times themselves. A stage's first forward
+and last backward are paced part by part, a layer a part; weights are really gathered beside the one, gradients summed
+beside the other, as when training; under ZeRO-2 and 3 all units are paced one by one, and really gathered and
+scattered.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Gradients of parameters that several ranks hold: summed in flat buckets, beside the last backward.
 
-In 8 bits where wanted (`quantized_sums.py`): then sums of ZeRO-0, and those between groups, come back when all others
-have been made. The elements that the same ranks hold share buckets (`runtime/mapping/buckets.py`). Each rank adds what its own tokens
+The elements that the same ranks hold share buckets (`runtime/mapping/buckets.py`). Each rank adds what its own tokens
 and heads contribute, so a plain sum is right for every kind of holder: pipelines, replicas, ranks of a TP group that
 hold a norm whole, and those that share a key-value head. When a bucket's collective starts, stands in the rank's
 actions, so that all ranks start them in one order. From ZeRO-2 on, units are scattered in every micro-batch instead.
+In 8 bits (`quantized_sums.py`), sums that all holders need come back when all others have been made: in one order, too.
 """
 
 from collections import defaultdict

@@ -1,6 +1,8 @@
-"""Gradients summed in 8 bits, as ZeRO++ does (Wang et al., arXiv 2306.10209, section 3.3): each rank of a group gets its
-share of all ranks' values by an all-to-all in e4m3, sums it in FP32 or better, and gives the sum to all in e4m3 where
-they need it. Its own values it adds as they are. Every value is rounded once on its way to the sum, once on its way back.
+"""Gradients summed in 8 bits, as ZeRO++ does (Wang et al., arXiv 2306.10209).
+
+Each rank of a group gets its share of all ranks' values by an all-to-all in e4m3, sums it in FP32 or better, and gives
+the sum to all in e4m3 where they need it. Its own values it adds as they are. So each value is rounded once on its way
+to the sum, and each sum once on its way back.
 """
 
 import torch
@@ -15,7 +17,7 @@ class QuantizedSum:
     """A sum of flat `values` [ranks · share] over a `group`, whose shares are whole blocks, on its way: first to the
     ranks that own shares, then back."""
 
-    def __init__(self, values: Tensor, group: dist.ProcessGroup) -> None:
+    def __init__(self, values: Tensor, group: dist.ProcessGroup | None) -> None:
         self._group, self._place, count = group, dist.get_rank(group), dist.get_world_size(group)
         self._shares = values.view(count, -1, 1, BLOCK)
         num_bytes = self._shares.shape[1] * quantized_bytes(BLOCK)

@@ -135,8 +135,8 @@ def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> An
 
 @kernel
 def sum_gradients(tables: Any, work: Any, state: Any, count: int, num: int) -> Any:
-    """Sum gradients in the first `num` rings, those of a stage as it is ready; when the last sum of the active pipelines
-    has ended."""
+    """Sum gradients in the first `num` rings, when stages are ready; when the last sum of the active pipelines has
+    ended."""
     problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
     zero_stage, synced_s = state.plan[0].zero_stage, 0.0
     passes = 1 if zero_stage or problem.converted else 2

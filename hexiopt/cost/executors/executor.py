@@ -112,6 +112,9 @@ class ForwardLayers(NamedTuple):
     together: int = 1
 
 
+NO_LAYERS = ForwardLayers(0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
@@ -127,7 +130,7 @@ class ExecutorCost(MemoryUse):
     units: tuple[Unit, ...] = ()
     quantization_s: float = 0.0
     footprint: Footprint = NOT_SPLIT
-    layers: ForwardLayers = ForwardLayers(0, 0.0)
+    layers: ForwardLayers = NO_LAYERS
 
     @property
     def forward_s(self) -> float:

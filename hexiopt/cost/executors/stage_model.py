@@ -341,8 +341,8 @@ class StageModel:
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
         copies = (self._copy(memory, tp_group.gpu, num_params, sharding),)
-        layer_s = self.layer_s(tp_group, samples, recompute[0])[0]
-        layers = ForwardLayers(sum(lengths), layer_s, together)
+        forward_s, _ = self.layer_s(tp_group, samples, recompute[0])
+        layers = ForwardLayers(sum(lengths), forward_s, together)
         return ExecutorCost(tuple(chunk_s), copies, units, message_s, layers=layers)
 
     def _price_layout(self, key: _LayoutStage) -> ExecutorCost:
