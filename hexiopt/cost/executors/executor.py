@@ -107,7 +107,7 @@ class ForwardLayers(NamedTuple):
     """The layers of an executor: how many, seconds of each in a forward, and the most that a forward runs `together`,
     as they are recomputed together."""
 
-    count: int
+    num_layers: int
     layer_s: float
     together: int = 1
 
