@@ -1,4 +1,4 @@
-"""Weights gathered beside the next forwards, as `late_starts` of `hexiopt/cost/step.py` has them."""
+"""Weights gathered beside the next forwards, as `late_starts` of `hexiopt/cost/gathers.py` has them."""
 
 from typing import Any
 

@@ -107,7 +107,7 @@ class NextStep(Step):
 def period_s(problem: Problem, plan: Plan, bucket_elements: int, *, waits: bool = False) -> tuple[float, float]:
     """The price of a step, and the seconds from the norm of all gradients to that of the next step, simulated: there,
     optimisers step, weights come, and all operations follow. With `waits`, no forward begins before all weights."""
-    with patch.object(step, "BUCKET_PARAMS", bucket_elements):
+    with patch("hexiopt.cost.gathers.BUCKET_PARAMS", bucket_elements):
         pricer = PlanPricer(problem)
         cost = pricer.price(plan)
     with patch("runtime.mapping.buckets.BUCKET_ELEMENTS", bucket_elements):
