@@ -31,6 +31,8 @@ class Pace:
     last_parts: tuple[tuple[float, ...], ...] = ()
     """Otherwise: seconds of each part of the last backward through each layer range, beside which gradients are
     summed."""
+    first_parts: tuple[tuple[float, ...], ...] = ()
+    """Seconds of each part of the first forward through each layer range, beside which weights are gathered."""
     turns: tuple[int, ...] = ()
     """Where backwards are split: what the stages of the plan run, as `StepTimes.turns` has it."""
 
@@ -69,6 +71,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         own["namespace"],
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
         tuple(map(tuple, own["last_parts"])),
+        tuple(map(tuple, own["first_parts"])),
         tuple(own["turns"]),
     )
 

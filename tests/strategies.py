@@ -158,12 +158,15 @@ def workloads(max_batch: int = 60) -> st.SearchStrategy[Workload]:
         loss_chunk_tokens=st.sampled_from((None, None, 1, 300)),
         sequence_parallel=st.sampled_from((True, True, False)),
         message_precision=st.sampled_from(("training", "training", "fp8")),
+        gradient_precision=st.sampled_from(("training", "training", "fp8")),
     )
 
 
 def _workload(**choices: Any) -> Workload:
     if choices["optimizer_sharding"] in ("2", "3") and choices["schedule"] == "interleaved":
         choices["schedule"] = "1f1b"
+    if choices["optimizer_sharding"] in ("2", "3"):
+        choices["gradient_precision"] = "training"
     return Workload(**choices)
 
 

@@ -19,6 +19,7 @@ SOURCES = (
     "hexiopt/bounds/box_stages.py",
     "hexiopt/bounds/kernel.py",
     "solvers/compiled/batches.py",
+    "solvers/compiled/gathers.py",
     "solvers/compiled/late.py",
     "solvers/compiled/layers.py",
     "solvers/compiled/messages.py",

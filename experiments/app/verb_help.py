@@ -78,6 +78,7 @@ _CHOICES = {
     **CHOICES,
     "workload.precision": PRECISIONS,
     "workload.message_precision": MESSAGE_PRECISIONS,
+    "workload.gradient_precision": MESSAGE_PRECISIONS,
     "workload.recompute": (AUTO, *RECOMPUTE_POLICIES),
     "workload.schedule": (AUTO, *schedule_names()),
     "workload.optimizer_sharding": (AUTO, *map(str, SHARDING_STAGES)),

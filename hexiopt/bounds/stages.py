@@ -64,7 +64,7 @@ class StageTypes:
         self.late: NDArray[np.bool_] = np.array([row.holders.sharding >= 2 for row in rows])
         self.interface_s, self.inner_s = _sync_s(model, rows, examples)
         self.shown = model.framework.share_after_backward(
-            sharding_stages(workload), workload.states.gradient, workload.states.weight
+            sharding_stages(workload), workload.sum_bytes, workload.states.weight
         )
         self._policies = recompute_policies(workload)
         times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
@@ -274,7 +274,8 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     that many replicas hold whole [types].
     """
     workload = model.problem.workload
-    passes = workload.states.gradient + min(workload.states.gradient, workload.states.weight)
+    weight_bytes = model.framework.late_bytes(workload.states.weight)
+    passes = workload.sum_bytes + min(workload.sum_bytes, weight_bytes)
     layer_bytes = passes * float(model.problem.parameters.layer_params)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples

@@ -96,8 +96,8 @@ class Cost:
     """The price of a plan: one step's time, its parts, and whether memory suffices.
 
     `step_time_s` = `pipeline_s` (the longest pipeline) + `gradient_sync_s` (what is not overlapped) +
-    `optimizer_s` (with the all-gather of sharded weights). `excess_bytes` is the largest of any device; `mfu` is
-    between 0 and 1.
+    `optimizer_s` (with what the all-gather of sharded weights delays the next step). `excess_bytes` is the largest of
+    any device; `mfu` is between 0 and 1.
     """
 
     step_time_s: float

@@ -11,7 +11,7 @@ from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.communicators import RESERVED_GROUPS, Communicators
 from hexiopt.cost.executors.executor import ParameterCopy
 from hexiopt.cost.executors.routes import token_transfers
-from hexiopt.cost.rings import GradientRings, rings_by_length, split_rings
+from hexiopt.cost.rings import GradientRings, RingAmounts, rings_by_length, split_rings
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.holdings import vector_holders
 from hexiopt.plan.messages import messages
@@ -30,7 +30,7 @@ def gradient_groups(plan: Plan, rings: GradientRings) -> Counter[int]:
     # Norms and biases, which every rank of a TP group holds whole, add about as many groups again at most.
     if not rows or 2 * int(np.bincount(np.concatenate([row.ravel() for row in rows])).max()) <= RESERVED_GROUPS:
         return Counter()
-    vectors = rings_by_length(dict.fromkeys(vector_holders(plan.pipelines), 1.0))
+    vectors = rings_by_length(dict.fromkeys(vector_holders(plan.pipelines), RingAmounts(1.0)))
     holders += [vectors] if groups is None else split_rings(vectors, groups)
     distinct = {tuple(ring) for kind in holders for same_length in kind.holders for ring in same_length.tolist()}
     return Counter(chain.from_iterable(distinct))

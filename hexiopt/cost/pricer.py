@@ -164,7 +164,9 @@ class PlanPricer:
     def _rings_in(self, plan: Plan, groups: Sequence[int] | None) -> GradientRings:
         stages = tuple([pipeline.stages for pipeline in plan.pipelines])
         if self._rings is None or self._rings[:2] != (stages, plan.sharding):
-            rings = gradient_rings(plan, groups, self.problem.parameters.trained_groups, self.problem.cluster)
+            problem = self.problem
+            trained, exchange = problem.parameters.trained_groups, problem.workload.sums_quantized
+            rings = gradient_rings(plan, groups, trained, problem.cluster, exchange=exchange)
             self._rings = stages, plan.sharding, rings
         return self._rings[2]
 

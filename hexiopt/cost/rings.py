@@ -50,13 +50,14 @@ def ring_edges(cluster: Cluster, ring: Sequence[int]) -> list[tuple[int, int, fl
 class RingTimes:
     """Seconds of a ring pass of every group of holders, where all groups run at once."""
 
-    def __init__(self, groups: ParameterHolders, cluster: Cluster) -> None:
+    def __init__(self, groups: ParameterHolders, cluster: Cluster, *, exchange: bool = False) -> None:
+        """With `exchange`, each device of a group sends every other one its share at once, instead of a ring pass."""
         self.groups = groups
         size = cluster.num_devices
         plain = all(machine.num_interfaces == 1 for machine in cluster.machines)
+        edges_of = _exchange_edges if exchange else _plain_edges if plain else _edges
         edges = [
-            (_plain_edges if plain else _edges)(cluster, holders, params)
-            for holders, params in zip(groups.holders, groups.params, strict=True)
+            edges_of(cluster, holders, params) for holders, params in zip(groups.holders, groups.params, strict=True)
         ]
         if not edges:
             self._per_byte: list[Floats] = []
@@ -109,6 +110,18 @@ def _plain_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
     )
 
 
+def _exchange_edges(_: Cluster, holders: Ints, params: Floats) -> _Edges:
+    """Those of an all-to-all: each device sends 1/n of the buffer to each other one."""
+    n = holders.shape[1]
+    senders, receivers = np.nonzero(~np.eye(n, dtype=bool))
+    return _Edges(
+        holders[:, senders].ravel(),
+        holders[:, receivers].ravel(),
+        np.repeat(params / n, len(senders)),
+        np.arange(0, len(holders) * len(senders), len(senders)),
+    )
+
+
 def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
     """The edges as of `ring_edges`, each with its share of (n−1)/n of the buffer."""
     share = (holders.shape[1] - 1) / holders.shape[1]
@@ -127,6 +140,7 @@ def _edges(cluster: Cluster, holders: Ints, params: Floats) -> _Edges:
 class GradientRings:
     """The rings of a plan: inside sharding groups, or over all holders where the plan has none; and between groups.
 
+    `scatter` has those inside groups as gradients are scattered: in rings, or by all-to-alls where in 8 bits.
     `copy_of` [devices]: the number of the parameter copy that a device holds, in the order of the plan.
     `sharding_group` [devices]: as of `sharding_groups`.
     """
@@ -135,12 +149,19 @@ class GradientRings:
     between_groups: RingTimes
     copy_of: Ints
     sharding_group: Sequence[int] | None
+    scatter: RingTimes
 
 
 def gradient_rings(
-    plan: Plan, groups: Sequence[int] | None, trained: Sequence[ParameterGroup], cluster: Cluster
+    plan: Plan,
+    groups: Sequence[int] | None,
+    trained: Sequence[ParameterGroup],
+    cluster: Cluster,
+    *,
+    exchange: bool = False,
 ) -> GradientRings:
-    """The rings of `plan` for `trained` parameters; `groups` [devices] as of `sharding_groups`.
+    """The rings of `plan` for `trained` parameters; `groups` [devices] as of `sharding_groups`; `exchange` where
+    gradients are scattered so.
 
     Raises InputError where its pipelines do not hold the same layers.
     """
@@ -149,46 +170,60 @@ def gradient_rings(
     within, between = (holders, ParameterHolders((), ())) if groups is None else split_rings(holders, groups)
     copy_of = np.zeros(cluster.num_devices, np.int64)
     copy_of[list(chain.from_iterable(copies))] = np.repeat(np.arange(len(copies)), list(map(len, copies)))
-    return GradientRings(RingTimes(within, cluster), RingTimes(between, cluster), copy_of, groups)
+    rings = RingTimes(within, cluster)
+    scatter = RingTimes(within, cluster, exchange=True) if exchange else rings
+    return GradientRings(rings, RingTimes(between, cluster), copy_of, groups, scatter)
 
 
 def split_rings(holders: ParameterHolders, groups: Sequence[int]) -> tuple[ParameterHolders, ParameterHolders]:
     """Rings inside sharding groups `groups` [devices], and rings between them, of the devices that hold the same part
     of a shard."""
-    within, between = (_Rings({}, {}), _Rings({}, {}))
-    for rows, amounts, ends in zip(holders.holders, holders.params, holders.last or holders.params, strict=True):
-        for row, params, last in zip(rows.tolist(), amounts.tolist(), ends.tolist(), strict=True):
+    within, between = dict[_Ring, RingAmounts](), dict[_Ring, RingAmounts]()
+    columns = (holders.params, holders.last, holders.layer, holders.embedding)
+    for rows, *amounts in zip(holders.holders, *columns, strict=True):
+        for row, *values in zip(rows.tolist(), *[column.tolist() for column in amounts], strict=True):
             parts: dict[int, list[int]] = {}
             for device in row:
                 parts.setdefault(groups[device], []).append(device)
             for part in parts.values():
-                within.add(tuple(part), params, last)
+                _add(within, tuple(part), RingAmounts(*values))
             widths, ranks = slices(tuple(map(len, parts.values())))
             for width, at in zip(widths, ranks.tolist(), strict=True):
                 ring = tuple(sorted(part[k] for part, k in zip(parts.values(), at, strict=True)))
-                between.add(ring, width * params, width * last)
-    return rings_by_length(*within), rings_by_length(*between)
+                _add(between, ring, RingAmounts(*[width * value for value in values]))
+    return rings_by_length(within), rings_by_length(between)
 
 
-class _Rings(NamedTuple):
-    """By the devices of a ring: its parameters, and those whose gradients a backward makes last."""
-
-    params: dict[tuple[int, ...], float]
-    last: dict[tuple[int, ...], float]
-
-    def add(self, ring: tuple[int, ...], params: float, last: float) -> None:
-        self.params[ring] = self.params.get(ring, 0.0) + params
-        self.last[ring] = max(self.last.get(ring, 0.0), last)
+_Ring = tuple[int, ...]  # its devices, ascending
 
 
-def rings_by_length(
-    params: Mapping[tuple[int, ...], float], last: Mapping[tuple[int, ...], float] | None = None
-) -> ParameterHolders:
-    """The rings of two devices or more, grouped by length; `last` as in `ParameterHolders`."""
-    lengths = sorted({len(ring) for ring in params} - {1})
-    rings_of = [[ring for ring in params if len(ring) == n] for n in lengths]
+class RingAmounts(NamedTuple):
+    """Parameters of a ring, as in `ParameterHolders`."""
+
+    params: float
+    last: float = 0.0
+    layer: float = 0.0
+    embedding: float = 0.0
+
+
+def _add(rings: dict[_Ring, RingAmounts], ring: _Ring, more: RingAmounts) -> None:
+    held = rings.get(ring, RingAmounts(0.0))
+    rings[ring] = RingAmounts(
+        held.params + more.params,
+        max(held.last, more.last),
+        max(held.layer, more.layer),
+        held.embedding + more.embedding,
+    )
+
+
+def rings_by_length(amounts: Mapping[_Ring, RingAmounts]) -> ParameterHolders:
+    """The rings of two devices or more, grouped by length."""
+    lengths = sorted({len(ring) for ring in amounts} - {1})
+    rings_of = [[ring for ring in amounts if len(ring) == n] for n in lengths]
     return ParameterHolders(
         tuple(np.array(rings, np.int64) for rings in rings_of),
-        tuple(np.array([params[ring] for ring in rings]) for rings in rings_of),
-        () if last is None else tuple(np.array([last[ring] for ring in rings]) for rings in rings_of),
+        *[
+            tuple(np.array([amounts[ring][column] for ring in rings]) for rings in rings_of)
+            for column in range(len(RingAmounts._fields))
+        ],
     )

@@ -1,10 +1,16 @@
-"""One training step from the ends of its pipelines on: gradient synchronisation, optimiser, all-gather of weights."""
+"""One training step from the ends of its pipelines on: gradient synchronisation, optimiser, all-gather of weights.
+
+It is a step of many. Clipping waits for the norm of all gradients, so all optimisers start together when these are
+summed: from there to the next step's sums is what a step takes. Where weights are gathered beside the next forwards,
+pipelines begin with them as soon as none has to wait (`late_starts`).
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from hexiopt.cost.cost import Cost, PipelineCost
+from hexiopt.cost.gathers import forwards, late_starts
 from hexiopt.cost.rings import GradientRings, RingTimes
 from hexiopt.numbers.coefficients import LAST_BUCKET
 from hexiopt.numbers.frameworks import Framework
@@ -32,27 +38,45 @@ def step_cost(
     # All copies of an executor (the devices of a sequence layout) end together.
     ready = np.array([end_s for executor, end_s in executors for _ in executor.copies])
     optimizer_s = np.array([copy.optimizer_s for copy in copies])
-    within, copy_of, gradient_bytes = rings.within_group, rings.copy_of, workload.states.gradient
+    within, copy_of, sum_bytes = rings.within_group, rings.copy_of, workload.sum_bytes
     # All-reduced whole, scattered at the end of the step, or scattered before; then groups all-reduce their shards.
-    passes = (2, 1, 0, 0)[zero_stage]
-    left = None  # [copies]: seconds of compute that sums between groups may still overlap
-    if framework.gradient_sums == "by_part":
-        last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
-        ended = after_sums_by_part(within, copy_of, ready - last_s, ready, gradient_bytes, passes)
-    else:
-        backward_s = None
-        if framework.gradient_sums == "beside":
-            backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
-        ended, left = after_all_reduce(within, copy_of, ready, gradient_bytes, passes, backward_s)
-    ended, _ = after_all_reduce(rings.between_groups, copy_of, ended, gradient_bytes, 2, left)
+    passes, gathers = (2, 1, 0, 0)[zero_stage], False
+    if workload.sums_quantized:
+        # Under ZeRO-0 sums come back when all have been made.
+        passes, gathers = 1, zero_stage == 0
+        rows = [row for times in (within, rings.between_groups) for row in times.groups.holders]
+        shared = np.unique([copy_of[device] for row in rows for device in row.flat])
+        ready[shared.astype(int)] += np.array([copies[k].quantization_s for k in shared])
+
+    def summed(ready: Floats) -> Floats:
+        """When all sums of each copy have ended whose last backward ends at `ready` [copies]."""
+        left = None  # [copies]: seconds of compute that sums between groups may still overlap
+        if framework.gradient_sums == "by_part":
+            last_s = np.array([executor.last_backward_s for executor, _ in executors for _ in executor.copies])
+            ended = after_sums_by_part(rings.scatter, copy_of, ready - last_s, ready, sum_bytes, passes)
+        else:
+            backward_s = None
+            if framework.gradient_sums == "beside":
+                backward_s = np.array([executor.backward_s for executor, _ in executors for _ in executor.copies])
+            ended, left = after_all_reduce(rings.scatter, copy_of, ready, sum_bytes, passes, backward_s)
+        if gathers:
+            ended, _ = after_all_reduce(within, copy_of, ended, sum_bytes, 1)
+        return after_all_reduce(rings.between_groups, copy_of, ended, sum_bytes, 2, left)[0]
+
+    ended = summed(ready)
     synced_s = max(pipeline_s, float(ended.max()))
     finished = ended + optimizer_s
-    if zero_stage in (1, 2):
-        forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
-        if framework.overlaps_weights:
-            forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
-        finished, _ = after_all_reduce(within, copy_of, finished, workload.states.weight, 1, forward_s)
     step_s = max(synced_s, float(finished.max()))
+    if zero_stage in (1, 2):
+        if framework.weight_gathers == "by_part":
+            late_s = late_starts(within, copy_of, optimizer_s, workload.states.weight, forwards(pipelines))
+            step_s = max(step_s, float(summed(ready + late_s).max()))
+        else:
+            forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
+            if framework.weight_gathers == "beside":
+                forward_s = np.array([executor.forward_s for executor, _ in executors for _ in executor.copies])
+            finished, _ = after_all_reduce(within, copy_of, finished, workload.states.weight, 1, forward_s)
+            step_s = max(step_s, float(finished.max()))
     if zero_stage == 1:
         sizes = [holders.shape[1] for holders in within.groups.holders]
         step_s += framework.holder_s * max(sizes, default=0)

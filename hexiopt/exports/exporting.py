@@ -14,6 +14,7 @@ from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.numbers.optimizers import ADAMW
+from hexiopt.plan.holdings import Holdings
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -86,6 +87,13 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
         raise InputError(
             f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "
             f"workload.message_precision={TRAINING}"
+        )
+    precision = problem.workload.gradient_precision
+    trained = problem.parameters.trained_groups
+    if precision not in trainer.gradient_precisions and Holdings.of(plan.pipelines).shared_groups(trained):
+        raise InputError(
+            f"export.format: {trainer.name} cannot sum gradients in {precision}; plan with "
+            f"workload.gradient_precision={TRAINING}"
         )
     return trainer.write(problem, plan)
 

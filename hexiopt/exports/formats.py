@@ -166,7 +166,7 @@ class Trainer(ABC):
     `target` is the program with the versions that the format is for; `expresses` says in a few words which plans the
     format can state. `schedules` are the schedules that the program runs, the preferred one first, each with the
     program's word for it, if any; `precisions` are those that its files can state, `message_precisions` those in which
-    it sends between stages.
+    it sends between stages, `gradient_precisions` those in which it sums gradients.
     """
 
     name: ClassVar[str]
@@ -175,6 +175,7 @@ class Trainer(ABC):
     schedules: ClassVar[Mapping[Schedule, str]] = {}
     precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
     message_precisions: ClassVar[tuple[str, ...]] = (TRAINING,)
+    gradient_precisions: ClassVar[tuple[str, ...]] = (TRAINING,)
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = EVEN
     """The preset without its schedules: see `preset`."""
     can_read: ClassVar[bool] = True
@@ -205,7 +206,11 @@ class Trainer(ABC):
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
         value of a key is set by default."""
-        workload = {"schedule": tuple(map(str, self.schedules)), "message_precision": self.message_precisions}
+        workload = {
+            "schedule": tuple(map(str, self.schedules)),
+            "message_precision": self.message_precisions,
+            "gradient_precision": self.gradient_precisions,
+        }
         return {**self.choices, **{f"workload.{key}": values for key, values in workload.items()}}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:

@@ -58,6 +58,8 @@ TP_FORWARD_COLLECTIVES = 4
 TP_BACKWARD_COLLECTIVES = 6
 # Share of a stage's gradients that no backward is left to hide, where frameworks overlap: a layer of 24.
 LAST_BUCKET = 1 / 24
+# Parameters of a buffer in which our executor sums gradients and gathers weights, unless one of them is larger.
+BUCKET_PARAMS = 8_000_000
 # Bytes that Adam moves for a parameter beside gradient and weight: master and two moments, read and written, FP32.
 ADAM_STATE_TRAFFIC_BYTES = 24
 # Kernels that merge a block's attention into what blocks before it gave, by the log-sum-exp of both: the new

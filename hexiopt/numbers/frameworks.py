@@ -17,6 +17,8 @@ from hexiopt.units import MICROSECOND
 
 GRADIENT_SUMS = ("after", "beside", "by_part")
 """When gradients are synchronised; the file says what each value means."""
+WEIGHT_GATHERS = ("after", "beside", "by_part")
+"""When sharded weights are gathered; the file says what each value means."""
 _TABLE = Path(__file__).with_name("frameworks.yaml")
 
 
@@ -28,7 +30,7 @@ class Framework:
     sequence_parallel: bool
     recompute_stops_early: bool
     gradient_sums: str
-    overlaps_weights: bool
+    weight_gathers: str
     memory_traffic: float
     attention_speed: float
     tp_exposed: float
@@ -43,10 +45,14 @@ class Framework:
     def is_bounded(self) -> bool:
         """Whether this project's lower bounds and proofs hold for the framework.
 
-        They do where each of its sums and gathers begins no earlier than the last backward of every device in it, and
-        no recomputing shortens a step.
+        They do where each of its sums begins no earlier than the last backward of every device in it, gathers follow
+        all sums and delay the next step or nothing (`late_bytes`), and no recomputing shortens a step.
         """
-        return self.gradient_sums != "beside" and not self.overlaps_weights
+        return self.gradient_sums != "beside" and self.weight_gathers != "beside"
+
+    def late_bytes(self, weight_bytes: float) -> float:
+        """Of the bytes of a sharded weight, those that are certainly gathered before the next step begins."""
+        return weight_bytes if self.weight_gathers == "after" else 0.0
 
     def share_after_backward(self, sharding_stages: Sequence[int], gradient_bytes: float, weight_bytes: float) -> float:
         """The least share, of what is summed once a step and gathered after it, that follows the last backward.
@@ -56,7 +62,7 @@ class Framework:
         early = [stage for stage in sharding_stages if stage < 2]
         if self.gradient_sums == "after" or not early:
             return 1.0
-        gathered = min(gradient_bytes, weight_bytes)
+        gathered = min(gradient_bytes, self.late_bytes(weight_bytes))
         return gathered / (gradient_bytes + gathered) if 0 not in early else 0.0
 
 
@@ -89,7 +95,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
         section.flag("sequence_parallel"),
         section.flag("recompute_stops_early"),
         section.text("gradient_sums", choices=GRADIENT_SUMS),
-        section.flag("overlaps_weights"),
+        section.text("weight_gathers", choices=WEIGHT_GATHERS),
         constant(section, "memory_traffic", values),
         constant(section, "attention_speed", values),
         constant(section, "tp_exposed", values),

@@ -31,12 +31,15 @@ class ParameterHolders:
     """Groups of devices that hold the same parameters.
 
     `holders[k]` has shape [groups, devices in a group], devices ascending; `params[k]` shape [groups], and of these
-    `last[k]` are those whose gradients the last part of a backward makes (not stated: all).
+    `last[k]` are those whose gradients the last part of a backward makes (not stated: all), `layer[k]` those of a
+    layer, and `embedding[k]` those that a forward needs before its first layer.
     """
 
     holders: tuple[Ints, ...]
     params: tuple[Floats, ...]
     last: tuple[Floats, ...] = ()
+    layer: tuple[Floats, ...] = ()
+    embedding: tuple[Floats, ...] = ()
 
     @property
     def count(self) -> int:
@@ -182,15 +185,19 @@ def parameter_holders(held: Holdings, trained: Iterable[ParameterGroup]) -> Para
         holders = np.sort(table[np.array(members), ranks], axis=1)
         family = rows.setdefault(len(members), {})
         for row, width in zip(holders, widths, strict=True):
-            value = family.setdefault(row.tobytes(), [0.0, 0.0])
+            value = family.setdefault(row.tobytes(), [0.0, 0.0, 0.0, 0.0])
             value[0] += width * (params * len(units))
             value[1] = max(value[1], width * last)
+            if group.holder == "layer":
+                value[2] = max(value[2], width * params)
+            elif group.holder != "last":
+                value[3] += width * params
     for family in rows.values():
         for value in family.values():
             value[1] = value[1] or value[0]
     return ParameterHolders(
         tuple(np.frombuffer(b"".join(family), np.int64).reshape(-1, size) for size, family in rows.items()),
-        *(tuple(np.array([value[k] for value in family.values()]) for family in rows.values()) for k in (0, 1)),
+        *(tuple(np.array([value[k] for value in family.values()]) for family in rows.values()) for k in range(4)),
     )
 
 

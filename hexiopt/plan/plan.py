@@ -250,7 +250,7 @@ class Sharding:
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether a step ends with the all-gather of sharded weights: ZeRO-3 gathers them layer by layer."""
+        """Whether sharded weights are gathered once a step: ZeRO-3 gathers them layer by layer."""
         return self.stage in (1, 2)
 
     def broken_rule(

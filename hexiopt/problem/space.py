@@ -198,8 +198,8 @@ def default_schedule(workload: Workload) -> Schedule:
 def sharding_stages(workload: Workload) -> tuple[int, ...]:
     """The ZeRO stages that a plan may have; from ZeRO-2 on, pipelines must be aligned (see `Sharding`)."""
     if workload.optimizer_sharding == AUTO:
-        lockstep = any(schedule.lockstep for schedule in schedules(workload))
-        return SHARDING_STAGES[: min(3 if lockstep else 1, workload.most_sharding) + 1]
+        deep = not workload.sums_quantized and any(schedule.lockstep for schedule in schedules(workload))
+        return SHARDING_STAGES[: min(3 if deep else 1, workload.most_sharding) + 1]
     return (int(workload.optimizer_sharding),)
 
 

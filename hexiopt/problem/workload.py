@@ -8,7 +8,7 @@ from typing import Any
 from hexiopt.checks import flag_in, whole_in, word_in
 from hexiopt.errors import FieldError, did_you_mean
 from hexiopt.numbers.gpus import PRECISIONS, QUANTIZED_BYTES
-from hexiopt.numbers.messages import MESSAGE_PRECISIONS, TRAINING, quantized_bytes
+from hexiopt.numbers.messages import MESSAGE_PRECISIONS, QUANTIZED_VALUE_BYTES, TRAINING, quantized_bytes
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS, StateBytes
 from hexiopt.problem.lora import DEFAULT_ADAPTERS, Lora
 from hexiopt.schedules.registry import schedule_by_name, schedule_names
@@ -45,10 +45,11 @@ class Workload(Value):
     probabilities are kept. With `sequence_parallel`, TP groups divide norms and residuals along the sequence
     (Korthikanti et al., arXiv 2205.05198); without, every rank of a group holds and computes all of them.
     `message_precision` is that of hidden states and their gradients between stages: `training` sends them as they are
-    computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`). `training` is `full`, or
-    `lora`: low-rank adapters as `lora` has them, a `Lora` or a mapping of its fields. `optimizer` is a key of
-    `OPTIMIZERS` (`hexiopt/numbers/optimizers.py`). `routing` of tokens to experts is `natural`, so that some experts get
-    more than others, or `forced` to be even.
+    computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`). `gradient_precision` is that
+    of gradients that ranks sum, under ZeRO-0 and 1: with `fp8` they are sent in 8 bits and summed in FP32. `routing` of
+    tokens to experts is `natural`, so that some experts get more than others, or `forced` to be even. `training` is
+    `full`, or `lora`: low-rank adapters as `lora` has them, a `Lora` or a mapping of its fields. `optimizer` is a key of
+    `OPTIMIZERS` (`hexiopt/numbers/optimizers.py`).
     Raises InputError where a value breaks its rule.
     """
 
@@ -62,6 +63,7 @@ class Workload(Value):
     loss_chunk_tokens: int | None = None
     sequence_parallel: bool = True
     message_precision: str = TRAINING
+    gradient_precision: str = TRAINING
     routing: str = "natural"
     training: str = FULL
     lora: Lora = DEFAULT_ADAPTERS
@@ -77,6 +79,7 @@ class Workload(Value):
         flag_in(self.sequence_parallel, "workload: sequence_parallel")
         word_in(self.precision, "workload: precision", PRECISIONS)
         word_in(self.message_precision, "workload: message_precision", MESSAGE_PRECISIONS)
+        word_in(self.gradient_precision, "workload: gradient_precision", MESSAGE_PRECISIONS)
         word_in(self.recompute, "workload: recompute", (AUTO, *RECOMPUTE_POLICIES))
         schedule = word_in(self.schedule, "workload: schedule", (AUTO, *schedule_names()))
         sharding: object = self.optimizer_sharding
@@ -86,6 +89,9 @@ class Workload(Value):
         object.__setattr__(self, "optimizer_sharding", str(sharding))
         if schedule != AUTO and str(sharding) in ("2", "3") and not schedule_by_name(schedule).lockstep:
             rule = f"does not work with the {schedule} schedule; choose workload.schedule=1f1b, or {AUTO}, 0 or 1"
+            raise FieldError("workload: optimizer_sharding", int(self.optimizer_sharding), rule)
+        if self.sums_quantized and str(sharding) in ("2", "3"):
+            rule = f"does not go with gradient_precision={self.gradient_precision}; choose {AUTO}, 0 or 1"
             raise FieldError("workload: optimizer_sharding", int(self.optimizer_sharding), rule)
         word_in(self.routing, "workload: routing", ROUTINGS)
         word_in(self.training, "workload: training", KINDS_OF_TRAINING)
@@ -132,6 +138,33 @@ class Workload(Value):
         if self.message_precision == TRAINING:
             return hidden_size * self.element_bytes
         return quantized_bytes(hidden_size)
+
+    @property
+    def sums_quantized(self) -> bool:
+        """Whether gradients are summed in 8 bits."""
+        return self.gradient_precision != TRAINING
+
+    @property
+    def sum_bytes(self) -> float:
+        """Bytes of a parameter's gradient on its way to a sum."""
+        return QUANTIZED_VALUE_BYTES if self.sums_quantized else self.states.gradient
+
+    @property
+    def sum_buffer_bytes(self) -> float:
+        """Bytes that a parameter's gradient takes beside itself until it is summed: what is sent, and what comes."""
+        return 2 * self.sum_bytes if self.sums_quantized else 0.0
+
+    def quantization_bytes(self, zero_stage: int) -> float:
+        """Bytes that conversions and sums of a parameter's gradient read and write, under ZeRO-0 or 1.
+
+        A gradient is read and its 8 bits written; what comes is read, and added to an FP32 sum that is read and written
+        for each sender. Under ZeRO-0 the sums come back in 8 bits, and are converted.
+        """
+        if not self.sums_quantized:
+            return 0.0
+        gradient, sent = self.states.gradient, self.sum_bytes
+        reduced = gradient + sent + sent + 2 * 4
+        return reduced if zero_stage else reduced + sent + gradient
 
     @cached_property
     def states(self) -> StateBytes:

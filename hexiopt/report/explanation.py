@@ -67,7 +67,7 @@ def step_rows(facts: PlanFacts) -> Iterator[Row]:
         between = ", then all-reduced between sharding groups" if cost.gradient_sync_s > 0 else ""
         hidden = f"scattered layer by layer within the stages' times{between}"
     yield "gradient sync", seconds(cost.gradient_sync_s), hidden
-    gathers = ", and the all-gather of sharded weights" if sharding.gathers_weights else ""
+    gathers = ", and what next forwards do not hide of the all-gather of weights" if sharding.gathers_weights else ""
     traffic = f"memory traffic of Adam on the last device to start{gathers}"
     yield "optimizer", seconds(cost.optimizer_s), traffic
     parts = ", ".join(f"{part.name} {part.duration} ({part.percent})" for part in facts.step.parts)
@@ -233,6 +233,8 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     message_bytes = workload.message_bytes(problem.model.hidden_size)
     yield "message_precision", f"{workload.message_precision}, {message_bytes:,} B per token", "workload"
+    sums = f"{workload.gradient_precision}, {workload.sum_bytes:.4g} B per parameter on its way to a sum"
+    yield "gradient_precision", sums, "workload"
     states, parameters = workload.states, problem.parameters
     if (training := parameters.in_words) is not None:
         yield "training", training, "workload"

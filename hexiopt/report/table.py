@@ -276,6 +276,8 @@ def choices(facts: PlanFacts) -> Pairs:
     precision = workload.precision
     if workload.message_precision != TRAINING:
         precision += f", messages {workload.message_precision}"
+    if workload.sums_quantized:
+        precision += f", gradient sums {workload.gradient_precision}"
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {precision}"),
         *([("training", training)] if (training := facts.problem.parameters.in_words) else []),

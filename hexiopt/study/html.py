@@ -16,7 +16,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.style import gib, rate
 from hexiopt.study.solution import PlacedPlan, PlanCost, Solution
 
-_CHOICES = ("message_precision", "recompute", "schedule", "optimizer_sharding")  # of a workload
+_CHOICES = ("message_precision", "gradient_precision", "recompute", "schedule", "optimizer_sharding")  # of a workload
 
 
 def to_html(value: object) -> str | None:

@@ -81,9 +81,12 @@ class EmulationBench:
 
 
 def _lateness(pace: Pace, timeline: Event) -> float:
-    """By which share of the time that a rank was given its computing took longer."""
+    """By which share of the time that a rank was given its computing took longer. First forwards wait for weights, too,
+    and do not count."""
     given_s = spent_s = 0.0
-    for kind, chunk, _, began_s, ended_s in timeline["operations"]:
+    for kind, chunk, micro_batch, began_s, ended_s in timeline["operations"]:
+        if micro_batch == 0 and kind == OperationKind.FORWARD.value:
+            continue
         given_s += pace.operation_s(OperationKind[kind.upper()], chunk)
         spent_s += ended_s - began_s
     return max(0.0, spent_s / given_s - 1)

@@ -5,9 +5,10 @@ by the plan's own layers, heads, micro-batches and messages. Its hidden states a
 square of the divisor, so that one factor for all links (`fabric.py`) keeps their proportion to each other (messages in
 8 bits have a scale a token at least, and are 3 % larger at a width of 64). Computing is paced: an operation ends when
 the time that the cost model predicts for it, multiplied by the *dilation*, is over. So what is compared with the
-prediction is schedule, overlap, communication and sharing, not the compute times themselves. A stage's last backward is
-paced part by part, a layer a part, and its gradients are really summed beside that, as when training; under ZeRO-2 and
-3 all units are paced one by one, and really gathered and scattered.
+prediction is schedule, overlap, communication and sharing, not the compute times themselves. A stage's first forward
+and last backward are paced part by part, a layer a part; weights are really gathered beside the one, gradients summed
+beside the other, as when training; under ZeRO-2 and 3 all units are paced one by one, and really gathered and
+scattered.
 """
 
 import math
@@ -52,18 +53,19 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                     for unit in priced.units
                     for _ in range(unit.repeats)
                 ),
-                last_parts=_last_parts(model, plan, executor, priced, dilation),
+                last_parts=_parts(model, plan, executor, priced, dilation, backward=True),
+                first_parts=_parts(model, plan, executor, priced, dilation, backward=False),
                 turns=turns,
             )
         )
     return found
 
 
-def _last_parts(
-    model: PlanPricer, plan: Plan, executor: RankExecutor, priced: ExecutorCost, dilation: float
+def _parts(
+    model: PlanPricer, plan: Plan, executor: RankExecutor, priced: ExecutorCost, dilation: float, *, backward: bool
 ) -> tuple[tuple[float, ...], ...]:
-    """Seconds of the parts of the last backward through each layer range of an executor: head, layers from the last to
-    the first, embedding. They add up to those of the whole."""
+    """Seconds of the parts of a forward through each layer range of an executor: embedding, layers, head; or of a
+    backward, from the head to the embedding. They add up to those of the whole."""
     pipeline = plan.pipelines[executor.pipeline]
     stage = pipeline.stages[executor.stage]
     match stage.parallelism:
@@ -76,13 +78,15 @@ def _last_parts(
             embedding, head = model.stages.ends_s(tp_group, samples)
             layer_s = partial(model.stages.layer_s, tp_group, samples)
     found = []
-    for chunk, (_, backward_s, *_) in zip(executor.chunks, priced.chunk_s, strict=True):
+    for chunk, chunk_s in zip(executor.chunks, priced.chunk_s, strict=True):
+        each_s = [layer_s(policy)[backward] for policy in chunk.recompute]
         parts_s = [
-            *([head.backward_s] if chunk.last else []),
-            *(layer_s(policy)[1] for policy in reversed(chunk.recompute)),
-            *([embedding.backward_s] if chunk.first else []),
+            *([(embedding.forward_s, embedding.backward_s)[backward]] if chunk.first else []),
+            *(sum(each_s[first - chunk.layers[0] : end - chunk.layers[0]]) for first, end in chunk.groups),
+            *([(head.forward_s, head.backward_s)[backward]] if chunk.last else []),
         ]
-        found.append(tuple(dilation * backward_s * own_s / sum(parts_s) for own_s in parts_s))
+        in_order = parts_s[::-1] if backward else parts_s
+        found.append(tuple(dilation * chunk_s[backward] * own_s / sum(parts_s) for own_s in in_order))
     return tuple(found)
 
 

@@ -89,7 +89,7 @@ def rank_actions(
                 case UnitCollective(scatters, part):
                     kind = CollectiveKind.SCATTER if scatters else CollectiveKind.GATHER
                     (unit,) = units_of(part, executor)
-                    groups = [(n, _group(buckets[n], rank)) for n in units.get(unit, ())]
+                    groups = [(n, _group(buckets[n], rank)) for n in units.get(unit, ()) if buckets[n].zero >= 2]
                     own += [BucketCollective(kind, n, ranks) for n, ranks in groups if len(ranks) > 1]
         found.append((*own, *(one for one in later if rank in one.ranks)))
     check_actions(layout, seq_len, found)
@@ -149,11 +149,11 @@ def units_of(action: Action, executor: RankExecutor) -> list[Unit]:
 def unit_buckets(
     executor: RankExecutor, rank: int, buckets: Sequence[BucketParts], model: ModelSpec
 ) -> dict[Unit, list[int]]:
-    """The numbers of the buckets of ZeRO-2 or 3 that a rank has in each unit. A tied matrix is in two units where a
-    stage is the first and the last."""
+    """The numbers of the buckets that a rank has in each unit. A tied matrix is in two units where a stage is the first
+    and the last."""
     found: dict[Unit, list[int]] = defaultdict(list)
     for number, bucket in enumerate(buckets):
-        if bucket.zero >= 2 and rank in bucket.held.ranks:
+        if rank in bucket.held.ranks:
             for chunk in executor.chunks:
                 for part in sorted({part for one in bucket.parts for part in _made_in(one.name, chunk, model)}):
                     found[chunk.number, backward_parts(chunk) - 1 - part].append(number)

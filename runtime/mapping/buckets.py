@@ -8,10 +8,11 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
-from runtime.mapping.layout import HeldParts
+from hexiopt.numbers.coefficients import BUCKET_PARAMS
+from runtime.mapping.layout import HeldParts, backward_turn
 from runtime.mapping.parts import ParameterPart
 
-BUCKET_ELEMENTS = 8_000_000  # of a bucket, unless one parameter is larger
+BUCKET_ELEMENTS = BUCKET_PARAMS  # of a bucket, unless one parameter is larger
 
 
 class CollectiveKind(Enum):
@@ -85,6 +86,11 @@ def unit_name(name: str) -> str:
     """Of a parameter, the unit that it belongs to: its layer, or itself."""
     words = name.split(".")
     return ".".join(words[: words.index("layers") + 2]) if "layers" in words else name
+
+
+def forward_turn(parts: Iterable[ParameterPart]) -> int:
+    """When a forward through all layers needs the first of some parts: the less, the earlier."""
+    return min(-backward_turn(part.name) for part in parts)
 
 
 def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:

@@ -333,7 +333,7 @@ def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Seque
         for part in executor.parts(model, rank):
             holders.setdefault(part.name, []).append((part, rank))
     found: dict[tuple[int, ...], list[ParameterPart]] = {}
-    for name in sorted(holders, key=_backward_order):
+    for name in sorted(holders, key=lambda name: (backward_turn(name), name)):
         own = holders[name]
         whole = own[0][0]
         cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
@@ -349,9 +349,10 @@ def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Seque
     return tuple(HeldParts(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
 
 
-def _backward_order(name: str) -> tuple[int, str]:
-    """Head and final norm, then the last layer first, then the embedding."""
+def backward_turn(name: str) -> int:
+    """When a backward through all layers comes to a parameter, the less, the earlier: head and final norm, then the
+    last layer first, then the embedding."""
     words = name.split(".")
     if "layers" in words:
-        return -int(words[2]), name
-    return (1, name) if "embed_tokens" in words else (-(10**9), name)
+        return -int(words[2])
+    return 1 if "embed_tokens" in words else -(10**9)

@@ -4,6 +4,7 @@ The elements that the same ranks hold share buckets (`runtime/mapping/buckets.py
 and heads contribute, so a plain sum is right for every kind of holder: pipelines, replicas, ranks of a TP group that
 hold a norm whole, and those that share a key-value head. When a bucket's collective starts, stands in the rank's
 actions, so that all ranks start them in one order. From ZeRO-2 on, units are scattered in every micro-batch instead.
+In 8 bits (`quantized_sums.py`), sums that all holders need come back when all others have been made: in one order, too.
 """
 
 from collections import defaultdict
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from runtime.mapping.buckets import BucketCollective, BucketParts, CollectiveKind
 from runtime.mapping.parts import ParameterPart
 from runtime.network import ProcessGroups
+from runtime.parallel.quantized_sums import QuantizedSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Bucket:
     gradient: Tensor
     weight: Tensor | None = None
     work: dist.Work | None = None
+    quantized: QuantizedSum | None = None
     whole: Tensor | None = None  # gradients of a micro-batch, until they are scattered
     scattered: Tensor | None = None  # where a collective puts this rank's share of a whole gradient
 
@@ -92,24 +95,37 @@ class Bucket:
 
 
 def buckets(
-    found: Sequence[BucketParts], own: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device
+    found: Sequence[BucketParts],
+    own: Sequence[ParameterPart],
+    dtype: torch.dtype,
+    device: torch.device,
+    block: int = 1,
 ) -> list[Bucket]:
-    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights."""
+    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights. What
+    ranks sum for each other is a multiple of `block` elements."""
     by_name = {part.name: part for part in own}
     return [
-        _bucket(number, bucket, by_name, dtype, device)
+        _bucket(number, bucket, by_name, dtype, device, block)
         for number, bucket in enumerate(found)
         if dist.get_rank() in bucket.held.ranks
     ]
 
 
 def _bucket(
-    number: int, bucket: BucketParts, own: dict[str, ParameterPart], dtype: torch.dtype, device: torch.device
+    number: int,
+    bucket: BucketParts,
+    own: dict[str, ParameterPart],
+    dtype: torch.dtype,
+    device: torch.device,
+    block: int,
 ) -> Bucket:
     rank, groups = dist.get_rank(), bucket.groups()
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
     multiple = lcm(*map(len, groups)) if bucket.sharded else 1
+    if block > 1:
+        each = [len(ranks) for ranks, *_ in bucket.between()]
+        multiple = lcm(*map(len, groups)) * lcm(*each) * block
     length = -(-size // multiple) * multiple
     places, at = {}, 0
     for part in bucket.parts:
@@ -134,17 +150,28 @@ class GradientSync:
     """Collects the gradients of a step in buckets, and sums them over the ranks that hold the same elements.
 
     From ZeRO-2 on, a bucket is whole only from its unit's backward until its gradients are scattered. Two units are
-    whole at most: the one that is made, and the one before it, which is scattered meanwhile.
+    whole at most: the one that is made, and the one before it, which is scattered meanwhile. Where sums are
+    `quantized`, there are none of these.
     """
 
-    def __init__(self, found: Sequence[Bucket], weights: Mapping[str, nn.Parameter], groups: ProcessGroups) -> None:
+    def __init__(
+        self,
+        found: Sequence[Bucket],
+        weights: Mapping[str, nn.Parameter],
+        groups: ProcessGroups,
+        *,
+        quantized: bool = False,
+    ) -> None:
         self._buckets, self._groups = {bucket.number: bucket for bucket in found}, groups
+        self._is_quantized = quantized
         self._works: list[dist.Work] = []
+        self._returning: list[QuantizedSum] = []  # sums that all of a group need
+        self._between: list[QuantizedSum] = []
         self._of: dict[str, list[Bucket]] = defaultdict(list)
         self._collected: dict[str, nn.Parameter] = {}  # whose gradients are added to buckets here
         self._scattered: tuple[list[Bucket], list[Bucket]] = [], []  # of the unit before the last one, of the last
         self.most_bytes = 0
-        """The most that whole gradients of units have held at once."""
+        """The most that whole gradients of units, or quantised ones, have held at once."""
         for bucket in found:
             for name in bucket.places:
                 self._of[name].append(bucket)
@@ -202,13 +229,20 @@ class GradientSync:
                 first = bucket.share.start if bucket.zero >= 2 else 0
                 at = bucket.between[one.ranks]
                 elements = bucket.gradient[at.start - first : at.stop - first]
-                self._works.append(dist.all_reduce(elements, group=group, async_op=True))
+                if self._is_quantized:
+                    self._between.append(QuantizedSum(elements, group))
+                    self._count()
+                else:
+                    self._works.append(dist.all_reduce(elements, group=group, async_op=True))
             case CollectiveKind.SCATTER:
                 # What the micro-batches before have summed goes into the sum once more, so nothing is added after it.
                 whole = self._whole(bucket)
                 whole[bucket.share] += bucket.gradient
                 bucket.work = dist.reduce_scatter_single(bucket.gradient, whole, group=group, async_op=True)
                 self._scattered[1].append(bucket)
+            case _ if self._is_quantized:
+                bucket.quantized = QuantizedSum(bucket.gradient, group)
+                self._count()
             case _ if bucket.sharded:
                 bucket.scattered = bucket.gradient[bucket.share].clone()
                 bucket.work = dist.reduce_scatter_single(bucket.scattered, bucket.gradient, group=group, async_op=True)
@@ -226,10 +260,30 @@ class GradientSync:
         """Wait for all sums. Parameters without a gradient count as zero."""
         for bucket in self._buckets.values():
             self._settle(bucket)
+        for one in self._between:
+            one.reduce()
+            one.spread()
+        self._returning += self._between
+        self._count()
+        while self._returning:
+            self._returning.pop(0).finish()
+        self._between = []
         while self._works:
             self._works.pop(0).wait()
 
+    def _count(self) -> None:
+        """What quantised gradients hold now."""
+        first = [bucket.quantized for bucket in self._buckets.values() if bucket.quantized is not None]
+        held = sum(one.num_bytes for one in first + self._between + self._returning)
+        self.most_bytes = max(self.most_bytes, held)
+
     def _settle(self, bucket: Bucket) -> None:
+        if bucket.quantized is not None:
+            bucket.quantized.reduce()
+            if not bucket.sharded:
+                bucket.quantized.spread()
+                self._returning.append(bucket.quantized)
+            bucket.quantized = None
         if bucket.work is not None:
             bucket.work.wait()
             bucket.work = bucket.whole = None

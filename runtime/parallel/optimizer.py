@@ -5,16 +5,17 @@ bucket. Those of a bucket without one are laid out flat while it is stepped.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.network import ProcessGroups
+from runtime.mapping.buckets import forward_turn
 from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
+from runtime.parallel.weight_gathers import WeightGathers
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -40,19 +41,15 @@ class Optimizer:
         settings: AdamW,
         buckets: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
-        groups: ProcessGroups,
+        gathers: WeightGathers,
         pace: Pace | None = None,
     ) -> None:
-        self._settings, self._buckets, self._groups = settings, buckets, groups
+        self._settings, self._buckets, self._gathers = settings, buckets, gathers
         self._pace = pace
-        self._held = {
-            bucket.number: [weights[name].data[place.where] for name, place in bucket.places.items()]
-            for bucket in buckets
-            if bucket.weight is None
-        }
-        """The weights of each bucket that has no flat ones."""
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
+        # Those first that a forward needs first; of all ranks in one order.
+        self._turns = sorted(range(len(buckets)), key=lambda k: (forward_turn(buckets[k].parts), buckets[k].number))
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
         self.masters: list[Tensor | None] = [
             None if self._exact(bucket) == self._dtype else self._laid_out(bucket) for bucket in buckets
@@ -72,17 +69,19 @@ class Optimizer:
         if bucket.own_weight is not None:
             return bucket.own_weight.to(self._exact(bucket))
         flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
-        torch._foreach_copy_(_pieces(bucket, flat), self._held[bucket.number])
+        self._gathers.lay_out(bucket, flat)
         return flat[bucket.share].clone() if bucket.sharded else flat
 
-    def _all(self) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
+    def _all(self, turns: Iterable[int]) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
         """Per bucket, this rank's share of exact weights, and moments."""
-        for bucket, master, moments in zip(self._buckets, self.masters, self.moments, strict=True):
-            yield bucket, self._laid_out(bucket) if master is None else master, moments
+        for k in turns:
+            bucket, master = self._buckets[k], self.masters[k]
+            yield bucket, self._laid_out(bucket) if master is None else master, self.moments[k]
 
     def states(self) -> Iterator[tuple[Bucket, dict[str, Tensor]]]:
-        """Per bucket, this rank's share of master weights and moments."""
-        for bucket, master, moments in self._all():
+        """Per bucket, this rank's share of master weights and moments. Waits for weights that are gathered."""
+        self._gathers.finish()
+        for bucket, master, moments in self._all(range(len(self._buckets))):
             yield bucket, {"weight": master, **moments}
 
     @torch.no_grad()
@@ -90,12 +89,14 @@ class Optimizer:
         """Take over master weights and moments after `step` steps: `fill(bucket, states)` writes this rank's share."""
         for bucket, own in self.states():
             fill(bucket, own)
-            self._spread(bucket, own["weight"])
+            self._gathers.begin(bucket, own["weight"], self._dtype)
+        self._gathers.finish()
         self._steps.fill_(step)
 
     @torch.no_grad()
     def step(self, lr: float, own_loss: Tensor, *, stops: bool = False) -> Tensor:
-        """Clip, step, and give every holder the new weights. The host waits for nothing.
+        """Clip, step, and begin to give every holder the new weights, those first that a forward needs first. The host
+        waits for nothing.
 
         Returns, in float64, the sum of all ranks' `own_loss` (a scalar), the squared norm of all gradients before
         clipping, the number of ranks that asked for a stop, and the squared norm of the gradients that this rank holds.
@@ -108,12 +109,12 @@ class Optimizer:
         divisor = torch.ones_like(counted) if most is None else (sums[1].sqrt() / most).clamp_(min=1.0)
         elements = sum(map(_length, self._buckets))
         self._steps += 1
-        for bucket, master, moments in self._all():
+        for bucket, master, moments in self._all(self._turns):
             began = time.time()
             self._step_bucket(bucket, master, moments, lr, divisor)
             if self._pace is not None:
                 pace_until(began, self._pace.optimizer_s * len(master) / elements)
-            self._spread(bucket, master)
+            self._gathers.begin(bucket, master, self._dtype)
         return torch.cat([sums, held.view(1)])
 
     def _step_bucket(
@@ -152,27 +153,7 @@ class Optimizer:
                 counted += squares
         return counted, held
 
-    @torch.no_grad()
-    def _spread(self, bucket: Bucket, master: Tensor) -> None:
-        """Give every holder the new weights; under ZeRO-3, its share."""
-        whole = bucket.weight
-        if bucket.sharded and bucket.zero < 3:
-            own = master.to(self._dtype, copy=True)  # for nothing is sent from where it is received
-            whole = own.new_empty(bucket.length) if whole is None else whole
-            dist.all_gather_single(whole, own, group=self._groups.of(bucket.group))
-        elif whole is None:
-            whole = master.to(self._dtype)
-        elif whole.data_ptr() != master.data_ptr():
-            whole.copy_(master)
-        if bucket.weight is None:
-            torch._foreach_copy_(self._held[bucket.number], _pieces(bucket, whole))
-
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
     return len(bucket.summed)
-
-
-def _pieces(bucket: Bucket, flat: Tensor) -> list[Tensor]:
-    """The elements of every parameter in `flat`, which is laid out as the bucket."""
-    return [view for _, view, _ in bucket.pieces(flat)]

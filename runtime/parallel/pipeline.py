@@ -25,6 +25,7 @@ from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
 from runtime.parallel.unit_weights import UnitWeights
+from runtime.parallel.weight_gathers import WeightGathers
 
 _KIND_OF = {
     ActionKind.FORWARD: OperationKind.FORWARD,
@@ -82,13 +83,15 @@ class StageRunner:
         messages: StageMessages,
         sync: GradientSync,
         units: UnitWeights,
+        gathers: WeightGathers,
         clock: DeviceClock,
         pace: Pace | None = None,
     ) -> None:
         self.actions, self._forwards = actions, forwards
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
-        self._messages, self._sync, self._units, self._clock, self._pace = messages, sync, units, clock, pace
+        self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
+        self._units, self._gathers = units, gathers
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
         listed = [action for action in actions if isinstance(action, Action)]
         late = Counter((a.stage, a.micro_batch) for a in listed if a.kind is ActionKind.WEIGHTS)
@@ -207,10 +210,26 @@ class StageRunner:
         assert x is not None
         of_samples = None if borders is None else borders(*samples)
         parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
+        if self._gathers.are_under_way:
+            parts = [self._after_gathers(action, unit, part) for unit, part in enumerate(parts)]
         if torch.is_grad_enabled():
             self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
+
+    def _after_gathers(self, action: Action, unit: int, part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        pace = self._pace
+        if pace is None or not pace.first_parts:
+            return self._gathers.after((action.stage, unit), part)
+        seconds = pace.first_parts[action.stage // len(self._line.stages)][unit]
+
+        def paced(x: Tensor) -> Tensor:
+            began_s = time.time()
+            made = part(x)
+            pace_until(began_s, seconds)
+            return made
+
+        return self._gathers.after((action.stage, unit), paced)
 
     def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size

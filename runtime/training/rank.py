@@ -207,6 +207,7 @@ def _train(
             )
             writer.save(progress, trainee.optimizer.states(), waiting)
         _tell_written(writer, tell)
+    trainee.finish()
     sequences.close()
     borders.close()
     writer.finish(waiting)

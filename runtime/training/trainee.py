@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hexiopt.numbers.messages import TRAINING
+from hexiopt.numbers.messages import BLOCK, TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -34,6 +34,7 @@ from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights
+from runtime.parallel.weight_gathers import WeightGathers
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one
@@ -44,8 +45,8 @@ class Trainee:
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
     over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`
-    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
+    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`, sums of gradients
+    `gradient_precision` (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Trainee:
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
         message_precision: str = TRAINING,
+        gradient_precision: str = TRAINING,
         is_compiled: bool = False,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
@@ -79,7 +81,8 @@ class Trainee:
         at = executor.ranks.index(rank)
         parts = list(executor.parts(model, rank))
         shared = bucket_parts(self.layout.held, plan.sharding.stage)
-        self.buckets = buckets(shared, parts, gradient_dtype, device)
+        quantized = gradient_precision != TRAINING
+        self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
         self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         attention: Attention
@@ -103,9 +106,10 @@ class Trainee:
             DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self._sync = sync = GradientSync(self.buckets, self.weights, groups)
+        self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
         of_units = unit_buckets(executor, rank, shared, model)
         self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
+        self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
         latency_s = None if pace is None else pace.latency_s
         self._messages = messages = StageMessages(
             line,
@@ -127,9 +131,9 @@ class Trainee:
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, self._clock, pace
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, pace
         )
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, groups, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, pace)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
@@ -166,6 +170,7 @@ class Trainee:
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
             message_precision=workload.message_precision,
+            gradient_precision=workload.gradient_precision,
             is_compiled=is_compiled,
         )
 
@@ -199,6 +204,10 @@ class Trainee:
     def step(self, sequences: Sequences, lr: float) -> tuple[float, float]:
         """One optimiser step. Returns the mean loss per token and the norm of the gradients."""
         return self.begin_step(sequences, lr).read()
+
+    def finish(self) -> None:
+        """Wait for weights that are gathered beside the next forwards: before they are read outside of a step."""
+        self._gathers.finish()
 
     def blamed(self, outcome: "StepOutcome") -> list[int]:
         """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.

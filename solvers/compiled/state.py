@@ -120,15 +120,18 @@ RING = np.dtype(
 )
 TIMES = np.dtype(  # of a stage in a step
     [
+        ("begin_s", "f8"),  # its pipeline runs so long before its first forward
+        ("late_s", "f8"),  # of a first stage: its pipeline begins so much later than optimisers
         ("ready_s", "f8"),  # its last backward has ended
         ("summed_s", "f8"),  # its gradients are summed inside sharding groups
-        ("ended_s", "f8"),  # and everywhere; then with the optimiser
+        ("ended_s", "f8"),  # and everywhere
         ("optimizer_s", "f8"),
         ("left_s", "f8"),  # compute beside which sums between groups may run
         ("port", "f8"),  # of its devices: seconds for a byte of each parameter that they send inside the machine
         ("wait_s", "f8"),  # latencies of its rings, one after another
         ("between_wait_s", "f8"),
         ("ring", "i8"),  # the last one inside its machine; -1: none yet
+        ("converts", "i8"),  # 1: of it gradients are converted to be summed
         ("step_s", "f8"),  # the optimizer's memory traffic, of the states that a device has
     ],
     align=True,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from solvers.compiled.batches import divide_batch, last_end
+from solvers.compiled.gathers import delay_pipelines
 from solvers.compiled.kernels import entry, kernel
 from solvers.compiled.layers import RESERVED, split, stage_step_s
 from solvers.compiled.messages import forget_messages, send_messages
@@ -24,6 +25,7 @@ _TIMINGS = 3  # again with other micro-batches, at most
 _TRIES = 4  # of layers, until groups that sum gradients have room
 _ROOM_STEP = 4  # groups
 SUMS_AFTER, SUMS_BESIDE, SUMS_BY_PART = 0, 1, 2
+GATHERS_BY_PART = 2
 
 
 @kernel
@@ -43,16 +45,15 @@ def begin_step(
             group = groups[stage.group, pipeline.size]
             if spread:
                 own.step_s = stage_step_s(group, stage.layers, s == 0, s == pipeline.num_stages - 1) / spread
-            own.ready_s = own.summed_s = end - stage.early_s
+            own.ready_s, own.converts = end - stage.early_s, 0
             own.optimizer_s = max(group.launch_s, own.step_s) + stage.layers * group.layer_products_s
-            own.left_s = stage.backward_s
     return pipeline_s
 
 
 @kernel
 def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, passes: int) -> None:
     """Sum gradients in a ring of a sharding group."""
-    seconds = passes * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    seconds = passes * (ring.s_per_byte * problem.sum_bytes + ring.latency_s)
     ready, began, beside = 0.0, 0.0, np.inf
     for k in range(ring.first, ring.end):
         p, s = members[k].pipeline, members[k].stage
@@ -76,7 +77,7 @@ def sum_within(problem: Any, members: Any, stages: Any, times: Any, ring: Any, p
 @kernel
 def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
     """Sum gradients in a ring between sharding groups."""
-    seconds = 2 * (ring.s_per_byte * problem.gradient_bytes + ring.latency_s)
+    seconds = 2 * (ring.s_per_byte * problem.sum_bytes + ring.latency_s)
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
         own = times[members[k].pipeline, members[k].stage]
@@ -89,56 +90,108 @@ def sum_between(problem: Any, members: Any, times: Any, ring: Any) -> None:
 
 
 @kernel
+def return_sums(problem: Any, members: Any, times: Any, ring: Any) -> None:
+    """Give the members of a ring the sums of its gradients, once all have been made."""
+    start = 0.0
+    for k in range(ring.first, ring.end):
+        start = max(start, times[members[k].pipeline, members[k].stage].summed_s)
+    for k in range(ring.first, ring.end):
+        own = times[members[k].pipeline, members[k].stage]
+        own.ended_s = max(own.ended_s, start + ring.s_per_byte * problem.sum_bytes + ring.latency_s)
+
+
+@kernel
+def convert_gradients(tables: Any, work: Any, state: Any, num: int) -> None:
+    """Let stages convert the gradients that the first `num` rings sum: they are ready later."""
+    problem, members = tables.problem[0], work.members
+    share = problem.converted_sharded if state.plan[0].zero_stage else problem.converted
+    if share == 0.0:
+        return
+    for r in range(num):
+        for k in range(work.rings[r].first, work.rings[r].end):
+            p, s = members[k].pipeline, members[k].stage
+            own, stage = work.times[p, s], state.stages[p, s]
+            if own.converts:
+                continue
+            own.converts = 1
+            pipeline = state.pipelines[p]
+            group = tables.groups[stage.group, pipeline.size]
+            step_s = stage_step_s(group, stage.layers, s == 0, s == pipeline.num_stages - 1)
+            own.ready_s += max(group.launch_s, share * step_s)
+
+
+@kernel
 def gather(problem: Any, members: Any, stages: Any, times: Any, ring: Any) -> Any:
     """When the weights of a ring's members are gathered after their optimisers."""
     seconds = ring.s_per_byte * problem.weight_bytes + ring.latency_s
     start, beside = 0.0, np.inf
     for k in range(ring.first, ring.end):
         p, s = members[k].pipeline, members[k].stage
-        start, beside = max(start, times[p, s].ended_s), min(beside, stages[p, s].forward_s)
+        own = times[p, s]
+        start, beside = max(start, own.ended_s + own.optimizer_s), min(beside, stages[p, s].forward_s)
     if problem.gathers_beside > 0.0:
         seconds = max(seconds - beside, problem.last_bucket * seconds)
     return start + seconds
 
 
 @kernel
-def finish_stages(pipelines: Any, times: Any, active: Any, count: int) -> Any:
-    """Let the stages of the active pipelines step their optimisers; when the last has."""
-    latest = 0.0
+def sum_gradients(tables: Any, work: Any, state: Any, count: int, num: int) -> Any:
+    """Sum gradients in the first `num` rings, when stages are ready; when the last sum of the active pipelines has
+    ended."""
+    problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
+    zero_stage, synced_s = state.plan[0].zero_stage, 0.0
+    passes = 1 if zero_stage or problem.converted else 2
     for k in range(count):
-        for s in range(pipelines[active[k]].num_stages):
-            own = times[active[k], s]
-            own.ended_s += own.optimizer_s
-            latest = max(latest, own.ended_s)
-    return latest
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            times[p, s].summed_s, times[p, s].left_s = times[p, s].ready_s, stages[p, s].backward_s
+    for r in range(num):
+        if not rings[r].between:
+            sum_within(problem, members, stages, times, rings[r], passes)
+    for k in range(count):
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            times[p, s].ended_s = times[p, s].summed_s
+    for r in range(num):
+        if rings[r].between:
+            sum_between(problem, members, times, rings[r])
+        elif passes == 1 and not zero_stage:
+            return_sums(problem, members, times, rings[r])
+    for k in range(count):
+        p = work.active[k]
+        for s in range(state.pipelines[p].num_stages):
+            synced_s = max(synced_s, times[p, s].ended_s)
+    return synced_s
 
 
 @kernel
 def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     """Seconds of the step of the active pipelines."""
-    problem, stages, times, rings, members = tables.problem[0], state.stages, work.times, work.rings, work.members
+    problem, stages, times, rings = tables.problem[0], state.stages, work.times, work.rings
     zero_stage, active, pipelines = state.plan[0].zero_stage, work.active, state.pipelines
     num = make_rings(tables, work, state, count)
     spread = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
     pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count, spread)
     state.plan[0].pipeline_s = pipeline_s
-    passes, longest_ring = 1 if zero_stage else 2, 0
-    for r in range(num):
-        if not rings[r].between:
-            sum_within(problem, members, stages, times, rings[r], passes)
-            longest_ring = max(longest_ring, rings[r].end - rings[r].first)
+    convert_gradients(tables, work, state, num)
+    latest = max(pipeline_s, sum_gradients(tables, work, state, count, num))
     for k in range(count):
         for s in range(pipelines[active[k]].num_stages):
-            times[active[k], s].ended_s = times[active[k], s].summed_s
-    for r in range(num):
-        if rings[r].between:
-            sum_between(problem, members, times, rings[r])
-    latest = max(pipeline_s, finish_stages(pipelines, times, active, count))
-    if zero_stage:
+            own = times[active[k], s]
+            latest = max(latest, own.ended_s + own.optimizer_s)
+    if zero_stage and problem.gathers_beside == GATHERS_BY_PART:
+        delay_pipelines(tables, work, state, count, num)
+        latest = max(latest, sum_gradients(tables, work, state, count, num))
+    elif zero_stage:
         for r in range(num):
             if not rings[r].between:
-                latest = max(latest, gather(problem, members, stages, times, rings[r]))
-        latest += problem.holder_s * longest_ring
+                latest = max(latest, gather(problem, work.members, stages, times, rings[r]))
+    if zero_stage and problem.holder_s > 0.0:
+        longest = 0
+        for r in range(num):
+            if not rings[r].between:
+                longest = max(longest, rings[r].end - rings[r].first)
+        latest += problem.holder_s * longest
     return latest
 
 

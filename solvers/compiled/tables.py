@@ -11,6 +11,7 @@ from hexiopt.cost.executors.states import products_s
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
+from hexiopt.numbers.frameworks import WEIGHT_GATHERS
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
@@ -48,7 +49,9 @@ PROBLEM = np.dtype(
         ("uneven_links", "i8"),
         ("sample_bytes", "f8"),  # a message's, for a sequence
         ("weight_bytes", "f8"),  # of a trained parameter, as all parameters here
-        ("gradient_bytes", "f8"),
+        ("sum_bytes", "f8"),  # of a gradient on its way to a sum
+        ("converted", "f8"),  # bytes that conversions of a gradient move, over those of an optimiser's step, by ZeRO
+        ("converted_sharded", "f8"),
         ("layer_params", "f8"),  # of the model
         ("embedding_params", "f8"),  # that the first stage alone holds
         ("head_params", "f8"),  # that the last stage alone holds
@@ -56,7 +59,7 @@ PROBLEM = np.dtype(
         ("fragmentation", "f8"),  # share of activations, logits and buffers
         ("holder_s", "f8"),
         ("last_bucket", "f8"),
-        ("gathers_beside", "f8"),  # 1: weights are gathered beside the next forward
+        ("gathers_beside", "f8"),  # number of `WEIGHT_GATHERS`
     ],
     align=True,
 )
@@ -225,7 +228,9 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "uneven_links": any(machine.intra_links for machine in cluster.machines),
         "sample_bytes": stages.routes.message_bytes(1),
         "weight_bytes": workload.states.weight,
-        "gradient_bytes": workload.states.gradient,
+        "sum_bytes": workload.sum_bytes,
+        "converted": workload.quantization_bytes(0) / workload.states.step_bytes,
+        "converted_sharded": workload.quantization_bytes(1) / workload.states.step_bytes,
         "layer_params": trained.layer_params,
         "embedding_params": trained.first_params,
         "head_params": trained.last_params,
@@ -233,7 +238,7 @@ def _problem(pricer: PlanPricer, machines: Any, num_sizes: int) -> Any:
         "fragmentation": c.FRAGMENTATION,
         "holder_s": framework.holder_s,
         "last_bucket": c.LAST_BUCKET,
-        "gathers_beside": framework.overlaps_weights,
+        "gathers_beside": WEIGHT_GATHERS.index(framework.weight_gathers),
     }
     for name, value in values.items():
         own[name] = value
@@ -277,7 +282,7 @@ class _Classes:
         stages = self._stages
         memory, held = stages.memory_model(group, size), stages.communicators.total_bytes
         clock, own, sizes = stages.clock(group.gpu), memory.sharded_states, stages.problem.workload.states
-        held_bytes = sizes.weight + sizes.gradient
+        held_bytes = sizes.weight + sizes.gradient + stages.problem.workload.sum_buffer_bytes
         # Searches count the copies of a stage; each of its replicas that share experts is one more that ZeRO counts.
         per_copy = (1.0 / stages.cell(group, size).replicas,) * 2
         s_per_byte = clock.memory_s(_MANY) / _MANY

@@ -63,7 +63,7 @@ class _Splitter:
         return replace(self.pipeline, stages=tuple(best))
 
     def _within(self, limit_s: float) -> list[Stage] | None:
-        """Stages of the longest ranges that fit memory and take no longer than `limit_s`; None where layers are left."""
+        """Stages of the longest ranges that fit memory within `limit_s`; None where layers are left."""
         end, num_layers, count = 0, self.stages.problem.model.num_layers, len(self.pipeline.stages)
         split = list[Stage]()
         for s in range(count):

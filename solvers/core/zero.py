@@ -49,7 +49,7 @@ def passed_bytes(problem: Problem, zero_stage: int, batches: int = 1) -> float:
     Gradients are scattered, in every micro-batch from ZeRO-2 on, and gathered, or the weights once a step, or twice a
     micro-batch in ZeRO-3 (`hexiopt/cost/lockstep.py`).
     """
-    gradient_bytes, weight_bytes = problem.workload.states.gradient, problem.workload.states.weight
+    gradient_bytes, weight_bytes = problem.workload.sum_bytes, problem.workload.states.weight
     scattered = gradient_bytes * (batches if zero_stage >= LOCKSTEP else 1)
     return scattered + (gradient_bytes, weight_bytes, weight_bytes, 2 * weight_bytes * batches)[zero_stage]
 

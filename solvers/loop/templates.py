@@ -33,7 +33,7 @@ def sync_s(tables: Any, state: Any, place: Any, chain: Any) -> Any:
         for t in range(s, min(chain[0], s + room)):
             if chain[2 + 2 * t] == kind:
                 layers += state.stages[0, t].layers
-        passed = layers * problem.layer_params * (problem.gradient_bytes + problem.weight_bytes)
+        passed = layers * problem.layer_params * (problem.sum_bytes + problem.weight_bytes)
         longest = max(longest, passed * tables.s_per_byte[machine.first_interface] / machine.num_interfaces)
     return longest
 

@@ -33,9 +33,9 @@ class Names:
             return cost.step_time_s
         problem, zero_stage = self._pricer.problem, plan.sharding.stage
         if plan.sharding.groups == "all":  # only ports know names: those of rings between machines
-            rings = gradient_rings(
-                plan, sharding_groups(plan, self._cluster), problem.parameters.trained_groups, self._fast
-            )
+            groups, exchange = sharding_groups(plan, self._cluster), problem.workload.sums_quantized
+            trained = problem.parameters.trained_groups
+            rings = gradient_rings(plan, groups, trained, self._fast, exchange=exchange)
             return step_cost(zero_stage, cost.pipelines, rings, problem, self._pricer.framework).step_time_s
         # Whatever the names, the last holder of a layer to be ready delays one on each of its machines, by rings that
         # load the same interfaces. Other holders may be delayed than now: their optimisers and gathering may be

@@ -66,9 +66,10 @@ class ProofTables:
         self.nic: Floats = np.array([machine.nic_bandwidth_bytes_per_s for machine in self.machines], float)
         self.zero_stage = min(1, max(sharding_stages(problem.workload)))
         workload, trained = problem.workload, problem.parameters
-        gradient_bytes = workload.states.gradient
+        gradient_bytes = workload.sum_bytes
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
-        weight_bytes = min(gradient_bytes, workload.states.weight) if self.zero_stage else gradient_bytes
+        late_bytes = pricer.framework.late_bytes(workload.states.weight)
+        weight_bytes = min(gradient_bytes, late_bytes) if self.zero_stage else gradient_bytes
         self.layer_bytes = float(trained.layer_params) * (gradient_bytes + weight_bytes)
         self.shown = pricer.framework.share_after_backward(
             sharding_stages(workload), gradient_bytes, workload.states.weight
@@ -138,7 +139,7 @@ class ProofTables:
         """Bytes of a layer that a ring between machines passes, on all its passes: with states sharded within machines
         gradients are all-reduced between them."""
         if sharding == "machine":
-            return 2.0 * float(self.problem.parameters.layer_params) * self.problem.workload.states.gradient
+            return 2.0 * float(self.problem.parameters.layer_params) * self.problem.workload.sum_bytes
         return self.layer_bytes
 
     @cached_property

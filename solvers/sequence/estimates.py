@@ -147,7 +147,7 @@ class SequenceEstimates:
         periods[lost] = fills[lost] = np.inf
         together = (cells.machines > 1) | (pipelines > 1)
         share = np.where(np.isfinite(share), share, 0.0)
-        sync = 2.0 * share * self._layer_params * workload.states.gradient * cells.nic_s * together
+        sync = 2.0 * share * self._layer_params * workload.sum_bytes * cells.nic_s * together
         return fills, periods, sync.max(axis=(1, 2))
 
     def _layouts_s(self, cells: Cells, size: int, share: Floats, held: Floats) -> Floats:

@@ -276,6 +276,8 @@ class StreamOrder(dist.ProcessGroup):
             for copies, _ in each:
                 copies[0].view(-1).copy_(whole)
 
+        if own.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():  # in place, which NCCL allows
+            own = own.clone()
         return self._together("all_gather", run, own, [out])
 
     def reduce_scatter_single(self, out: Tensor, own: Tensor, opts: Any = None) -> _Entry:

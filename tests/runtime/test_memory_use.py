@@ -94,6 +94,15 @@ def test_messages_in_8_bits_save_what_is_predicted(policy: str) -> None:
         assert abs(before.predicted.tensors - after.predicted.tensors - saved) < message_bytes
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_gradients_in_8_bits_hold_what_is_predicted(zero: int) -> None:
+    """What three pipelines send each other, and what comes: two thirds of all; predicted is the whole."""
+    plan = even_plan(LLAMA, stages=1, pipelines=3, zero=zero)
+    for one in compared(plan, LLAMA, Workload(12, SEQ_LEN, gradient_precision="fp8")):
+        exact, sums = one.predicted.weights, one.predicted.gradients - one.predicted.weights
+        assert one.measured.gradients - exact == pytest.approx(2 / 3 * sums, rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 3] if STRESS else [3])
 @pytest.mark.parametrize("policy", RECOMPUTE_POLICIES if STRESS else ["selective"])

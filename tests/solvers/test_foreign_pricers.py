@@ -221,7 +221,7 @@ def executed_by(**changes: Any) -> Callable[[hx.Problem], PlanPricer]:
 def steps_of_another(problem: hx.Problem) -> PlanPricer:
     """A copy of ours that ends steps as another framework does."""
     other = copy(PlanPricer(problem))
-    other.framework = replace(default_framework(), overlaps_weights=True)
+    other.framework = replace(default_framework(), weight_gathers="after")
     return other
 
 
@@ -231,7 +231,7 @@ STRANGERS: dict[str, Callable[[hx.Problem], Any]] = {
     "an object with another price": patched,
     "another network": lambda problem: PlanPricer(problem, network=Alone()),
     "another framework": executed_by(gradient_sums="beside"),
-    "a framework that gathers early": executed_by(overlaps_weights=True),
+    "a framework that gathers early": executed_by(weight_gathers="beside"),
     "a framework that could be bounded": executed_by(gradient_sums="after"),
     "a framework without sequence parallelism": executed_by(sequence_parallel=False),
     "a copy over other stages": copied,

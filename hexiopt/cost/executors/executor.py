@@ -16,12 +16,14 @@ ChunkTimes = tuple[float, ...]  # seconds of a layer range for one micro-batch, 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCopy:
-    """A copy of a stage's parameters: bytes and parameters on its fullest device, and seconds of the optimiser step."""
+    """A copy of a stage's parameters: bytes and parameters on its fullest device, seconds of the optimiser step, and,
+    where others hold them too, of converting their gradients to 8 bits and summing these."""
 
     memory: Memory
     limit_bytes: float
     num_params: float
     optimizer_s: float = 0.0
+    quantization_s: float = 0.0
 
     @property
     def excess_bytes(self) -> float:
@@ -101,6 +103,18 @@ def units_of(
 NOT_SPLIT = Footprint((), 0.0, 0.0, 0.0)
 
 
+class ForwardLayers(NamedTuple):
+    """The layers of an executor: how many, seconds of each in a forward, and the most that a forward runs `together`,
+    as they are recomputed together."""
+
+    num_layers: int
+    layer_s: float
+    together: int = 1
+
+
+NO_LAYERS = ForwardLayers(0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorCost(MemoryUse):
     """Seconds of each layer range for one micro-batch, and the parameter copies that the executor holds.
@@ -108,6 +122,7 @@ class ExecutorCost(MemoryUse):
     The devices of a TP group hold one copy together, those of a sequence layout a copy each. `units` are filled from
     ZeRO-2 on, where executors gather and scatter them one by one. Of the seconds of a forward, and of those of a
     backward, `quantization_s` go to the quantisation of messages. `footprint` has bytes, where backwards may be split.
+    `layers` are there where somebody asks what a forward hides.
     """
 
     chunk_s: tuple[ChunkTimes, ...]
@@ -115,6 +130,7 @@ class ExecutorCost(MemoryUse):
     units: tuple[Unit, ...] = ()
     quantization_s: float = 0.0
     footprint: Footprint = NOT_SPLIT
+    layers: ForwardLayers = NO_LAYERS
 
     @property
     def forward_s(self) -> float:

@@ -297,7 +297,7 @@ class MemoryModel:
         sizes, spread = self._workload.states, shards.spread
         return (
             weights * sizes.weight + rank.frozen_bytes.stage(*at),
-            gradients * sizes.gradient,
+            gradients * (sizes.gradient + self._workload.sum_buffer_bytes),
             rank.spread.stage(*at) * sizes.master / spread,
             rank.moment_bytes.stage(*at) / spread,
         )

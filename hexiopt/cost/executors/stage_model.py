@@ -23,9 +23,9 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
-from hexiopt.cost.executors.executor import ExecutorCost, ParameterCopy, Unit, units_of
+from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy, Unit, units_of
 from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
-from hexiopt.cost.executors.memory import MemoryModel, StateSharding, most_together, tokens_between
+from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.routes import Routes
@@ -432,7 +432,6 @@ class StageModel:
             memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, together)
             num_layers = sum(lengths)
         memory = memory.with_buffers(queued * model.activations.message)
-        num_params = model.num_params(num_layers, first, last)
         units: tuple[Unit, ...] = ()
         if zero_stage >= 2:
             layer_policies = recompute * sum(lengths) if len(recompute) == 1 else recompute
@@ -441,10 +440,10 @@ class StageModel:
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
-        optimizer_s = self.optimizer_s(tp_group, num_layers, first, last, sharding)
-        copy = ParameterCopy(memory, tp_group.gpu.usable_memory_bytes, num_params, optimizer_s)
-        copies = (copy,) * tp_group.replicas
-        return ExecutorCost(tuple(chunk_s), copies, units, message_s)
+        copy = self._copy(memory, tp_group, num_layers, first, last, sharding)
+        forward_s, _ = self.layer_s(tp_group, samples, recompute[0])
+        forwards = ForwardLayers(sum(lengths), forward_s, together)
+        return ExecutorCost(tuple(chunk_s), (copy,) * tp_group.replicas, units, message_s, layers=forwards)
 
     def _by_kind(self, layers: tuple[int, int], policies: Recompute) -> list[Counter[str]]:
         """The number of layers of each kind and policy in a range of layers [kinds]."""
@@ -476,16 +475,17 @@ class StageModel:
             shards: stage.memory.per_device(stage.memory.stage((policies,), first, last, (count,), shards))
             for shards in set(spread.values())
         }
-        params = stage.alone.num_params(len(policies), first, last)
         alone = [self.tp_group((device,)) for device in layout.devices]
         message_bytes = stage.memory.activations.message.tolist()
         copies = tuple(
             [
-                ParameterCopy(
+                self._copy(
                     memories[shards][k].with_buffers(queued * message_bytes[k]),
-                    alone[k].gpu.usable_memory_bytes,
-                    params,
-                    self.optimizer_s(alone[k], len(policies), first, last, shards),
+                    alone[k],
+                    len(policies),
+                    first,
+                    last,
+                    shards,
                 )
                 for k, shards in enumerate(map(spread.__getitem__, holders))
             ]
@@ -494,7 +494,8 @@ class StageModel:
         if zero_stage >= 2:
             units = units_of(self.problem.model, 1, stage.ends_s, stage.layer_s, policies, first, last)
         message_s = (2 - first - last) * stage.quantization_s
-        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s)
+        layers = ForwardLayers(len(policies), stage.layer_s(policies[0])[0], most_together([policies]))
+        return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s, layers=layers)
 
     def clock(self, gpu: Gpu) -> OperatorTimes:
         """The seconds of operators on a GPU of the cluster."""
@@ -502,6 +503,15 @@ class StageModel:
 
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
+
+    def _copy(
+        self, memory: Memory, tp_group: TpGroup, num_layers: Layers, first: bool, last: bool, shards: StateSharding
+    ) -> ParameterCopy:
+        params = self.memory_model(tp_group, tp_group.replicas).num_params(num_layers, first, last)
+        optimizer_s = self.optimizer_s(tp_group, num_layers, first, last, shards)
+        converted = params * self.problem.workload.quantization_bytes(shards.stage)
+        quantization_s = self._clocks[tp_group.gpu.name].memory_s(converted) if converted else 0.0
+        return ParameterCopy(memory, tp_group.gpu.usable_memory_bytes, params, optimizer_s, quantization_s)
 
     def optimizer_s(
         self, tp_group: TpGroup, num_layers: Layers, first: bool, last: bool, shards: StateSharding

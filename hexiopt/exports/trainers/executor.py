@@ -18,7 +18,7 @@ class HexiOptFormat(Trainer):
     can_read = False
     recomputes_together = True
     takes_depths = True
-    message_precisions = MESSAGE_PRECISIONS
+    message_precisions = gradient_precisions = MESSAGE_PRECISIONS
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         return {}

@@ -202,7 +202,7 @@ def test_zero_1_moves_the_bytes_of_plain_data_parallelism() -> None:
     wide = replace(MODEL, ffn_size=10**6)  # so that the optimiser takes longer than a launch
     problem = Problem(two_machines(), wide, Workload(global_batch=2, seq_len=10))
     pipelines = (Pipeline((Stage.of((0, 1), 0, 6),), 1), Pipeline((Stage.of((2, 3), 0, 6),), 1))
-    model = PlanPricer(problem, AFTER)
+    model = PlanPricer(problem, replace(AFTER, weight_gathers="after"))
     plain, sharded = (model.price(Plan(pipelines, ONE_F_ONE_B, Sharding(stage))) for stage in (0, 1))
     passes = [model.rings(Plan(pipelines)).within_group.ring_pass_s(2)[0].max() for _ in range(2)]
     assert plain.gradient_sync_s == pytest.approx(sum(passes))

@@ -16,8 +16,8 @@ from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.in_flight import holding
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, EXPERT_LAYER, EXPERTS, KINDS, MIXED, model_of
 from tests.solvers.problems import cluster
 

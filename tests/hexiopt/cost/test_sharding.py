@@ -241,7 +241,7 @@ def test_zero_3_on_one_machine_by_hand() -> None:
 
 
 def test_zero_2_scatters_every_time_and_gathers_once() -> None:
-    model = PlanPricer(PROBLEM, replace(default_framework(), gradient_sums="after"))
+    model = PlanPricer(PROBLEM, replace(default_framework(), gradient_sums="after", weight_gathers="after"))
     devices = (0, 1, 2, 3)
     plain, two, three = (model.price(data_parallel(devices, zero)) for zero in (1, 2, 3))
     one_pass = 0.75 * MODEL.num_params * 2 / 10e9

@@ -48,6 +48,21 @@ def test_no_other_trainer_sends_8_bits(name: str) -> None:
     assert write_program(problem, plan, TRAINERS[EXECUTOR]).command
 
 
+@pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
+def test_no_other_trainer_sums_8_bits(name: str) -> None:
+    """A plan is refused where several hold a parameter, a search before it begins."""
+    problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", gradient_precision="fp8"))
+    plan = Plan(tuple(Pipeline((Stage.of((2 * d, 2 * d + 1), 0, problem.model.num_layers),), 2) for d in range(2)))
+    with pytest.raises(hx.InputError, match=r"^export.format: .*; plan with workload.gradient_precision=training$"):
+        write_program(problem, plan, TRAINERS[name])
+    with pytest.raises(
+        hx.InputError, match=r"^workload.gradient_precision: fp8 does not go with space.preset.*training"
+    ):
+        restrict(problem, TRAINERS[name])
+    assert restrict(problem, TRAINERS[EXECUTOR]) == problem
+    assert write_program(problem, plan, TRAINERS[EXECUTOR]).command
+
+
 def test_a_plan_without_messages_may_have_any_precision_of_them() -> None:
     problem = Problem(GPUS, TINY, Workload(4, 512, message_precision="fp8"))
     alone = Plan((Pipeline((Stage.of((0, 1), 0, TINY.num_layers),), 4),))

@@ -108,7 +108,7 @@ def test_overlap_hides_sync_beside_the_last_backward_but_for_its_end() -> None:
     plain, hidden = price(gradient_sums="after"), price(gradient_sums="beside")
     assert 0 < hidden.gradient_sync_s < plain.gradient_sync_s
     assert hidden.gradient_sync_s >= plain.gradient_sync_s - busy(plain)[1] - 1e-12
-    sharded, gathered = price(zero=1), price(zero=1, overlaps_weights=True)
+    sharded, gathered = (price(zero=1, weight_gathers=when) for when in ("after", "beside"))
     assert gathered.optimizer_s < sharded.optimizer_s
     assert gathered.gradient_sync_s == sharded.gradient_sync_s
     # Part by part, what the last part makes follows: an eighth of the layers' gradients, or the embedding's.

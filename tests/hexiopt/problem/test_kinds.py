@@ -36,10 +36,12 @@ def test_latent_params() -> None:
 def test_flat_fields_are_a_kind(spec: ModelSpec) -> None:
     """Equal layers by the model's fields are layers of one kind."""
     (kind,) = spec.kinds
-    assert kind.attention is not None and kind.dense is not None
+    assert kind.attention is not None
+    assert kind.dense is not None
     flat = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.ffn_size)
     assert (kind.attention.heads, kind.attention.kv_heads, kind.attention.v_dim, kind.dense.ffn_size) == flat
-    assert spec.depth == (0,) * spec.num_layers and spec.equal_layers
+    assert spec.depth == (0,) * spec.num_layers
+    assert spec.equal_layers
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,4 +108,5 @@ def test_parts_are_data() -> None:
         ],
         "norms": 2,
     }
-    assert isinstance(ATTENTION, Attention) and isinstance(EXPERTS, Experts)
+    assert isinstance(ATTENTION, Attention)
+    assert isinstance(EXPERTS, Experts)

@@ -38,7 +38,12 @@ def test_defaults() -> None:
 def test_round_trip(workload: Workload) -> None:
     data = workload_to_dict(workload)
     # By files written before there were any.
-    left_out = {"loss_chunk_tokens": None, "sequence_parallel": True, "message_precision": "training"}
+    left_out = {
+        "loss_chunk_tokens": None,
+        "sequence_parallel": True,
+        "message_precision": "training",
+        "gradient_precision": "training",
+    }
     left_out |= {"routing": "natural", "training": "full", "lora": Lora(), "optimizer": "adamw"}
     stated = {field.name for field in fields(Workload) if getattr(workload, field.name) != left_out.get(field.name, ())}
     assert set(data) == stated
@@ -80,6 +85,7 @@ def test_sharding_is_a_stage_or_auto(stated: Any) -> None:
         ("precision", 16, "not text"),
         ("message_precision", "fp4", "not known; .*fp8"),
         ("message_precision", None, "null"),
+        ("gradient_precision", "8bit", "not known; .*fp8"),
         ("recompute", "some", "known"),
         ("schedule", "1f1", "did you mean 1f1b"),
         ("optimizer_sharding", 4, "not known"),

@@ -84,7 +84,8 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
         count = backward_parts(executor.chunks[0])
         parts = [found[rank].operation_s(OperationKind.BACKWARD, 0, part) for part in range(count)]
         assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
-        assert len(parts) == len(found[rank].last_parts[0])
+        assert len(parts) == len(found[rank].last_parts[0]) == len(found[rank].first_parts[0])
+        assert sum(found[rank].first_parts[0]) == pytest.approx(10 * priced.forward_s), "and weights gathered"
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
         own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.states.moment)
         assert found[rank].optimizer_s == pytest.approx(10 * own_s)

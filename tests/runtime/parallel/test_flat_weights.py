@@ -51,6 +51,7 @@ def test_weights_stay_in_their_buckets_and_change_there(zero: int, dtype: torch.
         before = {name: weight.data.clone() for name, weight in own.weights.items()}
         tokens = torch.randint(MODEL.vocab_size, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
         own.step(lambda first, end: tokens[first:end], 3e-3)
+        own.finish()
         changed = all(not weight.data.equal(before[name]) for name, weight in own.weights.items() if weight.ndim > 1)
         if not zero:  # the masters of all that the rank holds, rounded
             for bucket, state in own.optimizer.states():

@@ -11,6 +11,7 @@ import pytest
 
 import hexiopt
 from experiments.app.configurations import named_cluster, named_model
+from hexiopt.cost import rings
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.plan import Pipeline, Plan
@@ -121,6 +122,16 @@ def test_candidates_cost_what_the_pricer_says(number: int) -> None:
 def test_so_they_do_with_messages_in_8_bits(number: int) -> None:
     problem = drawn_problem(number)
     assert check(replace(problem, workload=replace(problem.workload, message_precision="fp8")), number)
+
+
+@pytest.mark.parametrize("zero", ["0", "1"])
+@pytest.mark.parametrize("number", range(0, 10, 3))
+def test_so_they_do_with_gradients_in_8_bits(number: int, zero: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But that all-to-alls are taken to pass as rings do, which hardly matters where few holders share a machine."""
+    monkeypatch.setattr(rings, "_exchange_edges", rings._edges)
+    problem = drawn_problem(number)
+    workload = replace(problem.workload, gradient_precision="fp8", optimizer_sharding=zero)
+    assert check(replace(problem, workload=workload), number)
 
 
 @pytest.mark.parametrize("depth", [False, True])

@@ -14,8 +14,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.in_flight import stages_in_flight
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from solvers.completion.kinds import split_by_kind
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, KINDS, model_of
 from tests.solvers.problems import cluster

@@ -47,7 +47,7 @@ def test_a_bound_of_part_of_the_space_says_so() -> None:
     assert result.bound_s <= result.objective
 
 
-@pytest.mark.parametrize("hidden", [{"gradient_sums": "beside"}, {"overlaps_weights": True}])
+@pytest.mark.parametrize("hidden", [{"gradient_sums": "beside"}, {"weight_gathers": "beside"}])
 def test_what_hides_sync_is_not_proved(monkeypatch: pytest.MonkeyPatch, hidden: dict[str, Any]) -> None:
     """The proof charges sync from the beginning of the last backward on, and gathers from its end on: no runtime that
     begins earlier is ever bounded, were it our own."""

@@ -248,10 +248,11 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
     assert agrees(random_problem(seed), Budget(600.0))
 
 
+@pytest.mark.parametrize("what", ["message_precision", "gradient_precision"])
 @pytest.mark.parametrize("seed", [3, 5, 7])
-def test_proofs_with_messages_in_8_bits_do_too(seed: int) -> None:
+def test_proofs_of_8_bits_do_too(seed: int, what: str) -> None:
     problem = random_problem(seed)
-    assert agrees(replace(problem, workload=replace(problem.workload, message_precision="fp8")))
+    assert agrees(replace(problem, workload=replace(problem.workload, **{what: "fp8"})))
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
-from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
 from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.workload import Workload
