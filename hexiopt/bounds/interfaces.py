@@ -1,6 +1,6 @@
 """A lower bound on the step time from what machines receive: activations, and gradients of layers held by several.
 
-A sequence that passes a machine brings it the hidden states of its first layer there, and the gradients of its last one:
+A sequence that passes a machine brings it the hidden states of its first layer there, and the gradients of its last:
 A bytes each, but for the *ends*, the first and the last layer of the model. So p sequences bring 2p − e messages, e of
 their ends in the machine, and Σ e ≤ 2 · global batch over all machines. With R layers of sequences computed per second
 and c bytes received per second, a machine does W layers of sequences in a step of T seconds:
@@ -9,9 +9,9 @@ and c bytes received per second, a machine does W layers of sequences in a step 
     shared:  others hold all of its layers too:   2p − e ≤ c · (T − s · tail) / A,                W ≤ min(R · T, a · p)
 
 where a layer held by h machines counts 1 − 1/h in s, so that the a layers of a machine are no more than 2s. Gradient
-sync (`columns.py`) receives s layers' gradients, by an interface that all stages wait for, in s · tail seconds after the
-last message that any of them needs. Stages in lockstep sync during every backward, beside messages: then only what
-follows the last backward counts as tail, and s is limited by what all micro-batches take.
+sync (`columns.py`) receives the gradients of s layers, by an interface that all stages wait for: for s · tail seconds
+after the last message that any of them needs. Stages in lockstep sync during every backward, beside messages: then only
+what follows the last backward counts as tail, and s is limited by what all micro-batches take.
 
 Σ W ≥ layers · batch. At a price μ of ends, no cluster does more than Σ over machines of max (W − μ · e), plus
 2 · batch · μ: where that is less, no plan takes T seconds. The largest such T is the bound.
