@@ -134,8 +134,8 @@ def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
     most_size = problem.space.micro_batch_sizes(batch)[-1]
     rates = {machine.kind: rate for machine, _, rate in device_rates(model)}
     machines: dict[tuple[object, int], list[int]] = {}
-    for m, devices in problem.usable_by_machine.items():
-        machines.setdefault((problem.cluster.machines[m].kind, len(devices)), []).append(m)
+    for m, usable in problem.usable_by_machine.items():
+        machines.setdefault((problem.cluster.machines[m].kind, len(usable)), []).append(m)
     for (name, devices), same in machines.items():
         machine = problem.cluster.machines[same[0]]
         # Of several interfaces, no stage need wait for the busiest.
