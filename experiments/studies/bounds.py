@@ -25,8 +25,9 @@ _AIMS = {100: 0.10, 5: 0.20}  # of the gap, by Gbit/s between machines
 _NOTES = (
     "gap: the most by which the best plan's step may be shorter than ours of seed 0. compute bound: all devices "
     "compute all the time; certified bound: the linear program over chains of stages, with its seconds in brackets. "
-    "The program mixes fractions of pipelines and charges network interfaces for gradients, not for activations, so it "
-    "is loose where messages dominate, as at 5 Gbit/s."
+    "The program mixes fractions of pipelines and charges network interfaces for gradients, not for activations; a "
+    "bound of its own counts what machines receive of both, but not how pipelines fill, so at 5 Gbit/s the bound is "
+    "still loose."
 )
 
 

@@ -10,9 +10,9 @@ these prices (Farley, 1990). `Chains.least_price` bounds α from above, by branc
 
 The chains found become columns of a restricted program, whose duals are the next prices (Gilmore and Gomory, 1961).
 Under ZeRO-2 and 3 all pipelines have equally many micro-batches, a divisor of the batch: each divisor has a program of
-its own, and the lowest bound of all programs counts. Activations are not charged to interfaces, and a program may mix
-what plans cannot: fractions of pipelines, and layers that are whole in one machine for some sequences and in another
-machine for others. So the bound is loose on slow networks.
+its own, and the lowest bound of all programs counts. A program charges no activations to interfaces, and may mix what
+plans cannot: fractions of pipelines, and layers that are whole in one machine for some sequences and in another machine
+for others. So it is loose on slow networks, and begins with the bound of `interfaces.py`, which counts both.
 """
 
 import time
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chain, Chains, ScheduleFamily
 from hexiopt.bounds.columns import BoundColumns
+from hexiopt.bounds.interfaces import InterfaceBound
 from hexiopt.bounds.stages import OutOfTimeError, StageTypes
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
@@ -58,10 +59,10 @@ def chain_bound(
     model: PlanPricer, lower_s: float, deadline_s: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, dict[int, float] | None]:
     """A lower bound on the step time in seconds, raised from `lower_s` (which must hold) as far as time allows, and the
-    share of each machine in the value of the cluster at the prices that prove it; None where the bound stays `lower_s`.
+    share of each machine in the value of the cluster at the prices of a program that prove it; None where none does.
 
-    It stays so where plans may have a schedule for which the conditions of `chains.py` are not proved. `deadline_s` is
-    a time of `clock`.
+    It stays `lower_s` where plans may have a schedule for which the conditions of `chains.py` are not proved.
+    `deadline_s` is a time of `clock`.
     """
     proved = all(schedule.is_bounded for schedule in model.problem.schedules)
     if not proved or clock() >= deadline_s:
@@ -74,7 +75,8 @@ def chain_bound(
         kinds.setdefault(shape.micro_batches, []).append(shape)
     # The pipelines of a plan are of one kind, so the lowest bound of all kinds holds: raise the lowest up to the next.
     programs = [ChainProgram(types, shapes, clock) for shapes in kinds.values()]
-    bounds_s, prices, stuck = [lower_s] * len(programs), BoundColumns(types).first_prices, False
+    bounds_s = [InterfaceBound(model, micro_batches).seconds(lower_s) for micro_batches in kinds]
+    prices, stuck = BoundColumns(types).first_prices, False
     while (now_s := clock()) < deadline_s:
         level_s = min(bounds_s) * (1 + _TOLERANCE)
         low = [k for k, bound_s in enumerate(bounds_s) if bound_s <= level_s]

@@ -65,9 +65,9 @@ def workload_from_section(section: Section) -> Workload:
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """All fields that are not None, as `workload_from_section` reads them.
 
-    Sequence parallelism, precisions of messages and sums, routing, and what is trained by which optimizer are written only
-    where they differ from the default, so that other problems keep the hash that they have in files written before these fields
-    existed.
+    Sequence parallelism, precisions of messages and sums, routing, and what is trained by which optimizer are written
+    only where they differ from the default, so that other problems keep the hash that they have in files written before
+    these fields existed.
     """
     values = {field.name: (getattr(workload, field.name), field.default) for field in fields(workload)}
     later = ("sequence_parallel", "message_precision", "gradient_precision", "routing", "training", "lora", "optimizer")

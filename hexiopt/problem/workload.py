@@ -48,8 +48,8 @@ class Workload(Value):
     computed, `fp8` in 8 bits, which changes the numerics (`hexiopt/numbers/messages.py`). `gradient_precision` is that
     of gradients that ranks sum, under ZeRO-0 and 1: with `fp8` they are sent in 8 bits and summed in FP32. `routing` of
     tokens to experts is `natural`, so that some experts get more than others, or `forced` to be even. `training` is
-    `full`, or `lora`: low-rank adapters as `lora` has them, a `Lora` or a mapping of its fields. `optimizer` is a key of
-    `OPTIMIZERS` (`hexiopt/numbers/optimizers.py`).
+    `full`, or `lora`: low-rank adapters as `lora` has them, a `Lora` or a mapping of its fields. `optimizer` names one
+    of `OPTIMIZERS` (`hexiopt/numbers/optimizers.py`).
     Raises InputError where a value breaks its rule.
     """
 

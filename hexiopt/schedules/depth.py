@@ -6,7 +6,7 @@ forwards of a micro-batch in stages i < j and its backwards there, the pipeline 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import ceil, sqrt
 
 from hexiopt.schedules.in_flight import most_in_flight
@@ -73,13 +73,15 @@ def round_trip_depths(
     message_s: Sequence[tuple[float, float]],
     num_micro_batches: int,
     most: Sequence[int],
+    share: float = 1.0,
 ) -> tuple[int, ...]:
-    """The fewest micro-batches in flight [stages] with which no round trip takes longer than a period.
+    """The fewest micro-batches in flight [stages] with which no round trip takes longer than a `share` of a period.
 
     `stage_s` [stages] is the forward and backward of a micro-batch, of which nothing waits for `weights_s` [stages]:
     gradients of weights where backwards are split, else 0. `message_s` [stages - 1] has the messages to the next stage
     and back. The period is that of the slowest stage or message; longer where no stage may have more than `most`
-    [stages] in flight, at least 1 each.
+    [stages] in flight, at least 1 each. For a share below 1, stages have no more than these either: so many in flight
+    pass the time in which a pipeline fills, and messages that others delay.
 
     A round trip from the forward in stage i to that in stage j and back to the backward in i, C seconds in all, recurs
     at most n_i − n_j + 1 times at once, so n_i must be n_j − 1 + C / period or more; the last stage has one in flight.
@@ -106,10 +108,12 @@ def round_trip_depths(
     def fits(counts: Sequence[int]) -> bool:
         return all(count <= limit for count, limit in zip(counts, most, strict=True))
 
+    def within_room(period_s: float) -> tuple[int, ...]:
+        return tuple(accumulate(map(min, depths(period_s), most), min))
+
     period_s = max([*stage_s, *[s for both in message_s for s in both]])
-    counts = depths(period_s)
-    if fits(counts):
-        return tuple(counts)
+    if fits(depths(period_s)):
+        return within_room(share * period_s)
     longest_s = max(trip_s for row in trips_s for trip_s in row)  # with one in flight everywhere
     while longest_s > period_s * (1 + _CLOSE):
         middle_s = sqrt(period_s * longest_s)
@@ -117,7 +121,7 @@ def round_trip_depths(
             longest_s = middle_s
         else:
             period_s = middle_s
-    return tuple(depths(longest_s))
+    return within_room(share * longest_s)
 
 
 def _periods(trip_s: float, period_s: float) -> int:

@@ -27,10 +27,12 @@ def clear_added(columns: Any) -> None:
 def cycle_s(stages: Any, p: int, count: int) -> float:
     """The period of 1F1B: the largest cycle mean of its event graph (`largest_cycle_mean_s`), in which nobody waits for
     what is put off, over as many rounds as a stage holds micro-batches more than another; or the slowest stage with all
-    that it computes."""
+    that it computes, or the slowest message, of which a link carries one at a time."""
     best = 0.0
     for i in range(count):
         best = max(best, stages[p, i].forward_s + stages[p, i].backward_s)
+        if i < count - 1:
+            best = max(best, stages[p, i].send_s, stages[p, i].return_s)
         length = 0.0
         for j in range(i, count):
             stage = stages[p, j]
@@ -150,10 +152,13 @@ def period_gpipe_s(stages: Any, p: int, count: int) -> float:
 
 @kernel
 def critical_run(stages: Any, p: int, count: int) -> Any:
-    """The first and the last stage of the cycle that bounds the period of 1F1B (`cycle_s`)."""
+    """The first and the last stage of the cycle that bounds the period of 1F1B (`cycle_s`); twice the same where a
+    single stage or the message that it sends on or gets back does."""
     best, first, last = 0.0, 0, 0
     for i in range(count):
         whole_s = stages[p, i].forward_s + stages[p, i].backward_s
+        if i < count - 1:
+            whole_s = max(whole_s, stages[p, i].send_s, stages[p, i].return_s)
         if whole_s > best:
             best, first, last = whole_s, i, i
         length = 0.0
@@ -225,7 +230,7 @@ def split_beside_messages(tables: Any, work: Any, state: Any, p: int, slowest: f
     clear_added(columns)
     set_orders(tables, work, state, p)
     now = cycle_s(stages, p, count)
-    if now > period:
+    if now >= period:
         for s in range(count):
             stages[p, s].layers = columns[s].kept
             set_seconds(costs, seconds, columns, stages, pipeline, p, s)

@@ -8,11 +8,12 @@ import pandas as pd
 from experiments.studies.orders.optimum import EFFORT, optimum
 from experiments.studies.orders.pipelines import SmallPipeline, Ticks, clock_spans, clock_ticks
 from hexiopt.schedules.depth import round_trip_depths
+from solvers.completion.depths import best_depths
 
 NAMES = {False: "whole", True: "split"}
 
-DepthRule = Callable[[SmallPipeline, bool], Sequence[Ticks]]
-"""Of a pipeline, and of whether its backwards are split: the numbers of micro-batches in flight [stages] to try."""
+DepthRule = Callable[[SmallPipeline, bool], float]
+"""Of a pipeline, and of whether its backwards are split: its step, with the numbers in flight of a rule."""
 
 
 def depths_that_fit(pipeline: SmallPipeline) -> list[Ticks]:
@@ -22,36 +23,48 @@ def depths_that_fit(pipeline: SmallPipeline) -> list[Ticks]:
     return [depths for depths in product(*ranges) if all(a >= b for a, b in pairwise(depths))]
 
 
-def depths_of_plans(pipeline: SmallPipeline, split: bool) -> list[Ticks]:
-    """What plans try: the numbers of 1F1B, and no fewer than a round trip asks for (`round_trip_depths`)."""
-    p, waited = pipeline.num_stages, zip(pipeline.forward, pipeline.backward, pipeline.weights, strict=True)
+def ticks_of_plans(pipeline: SmallPipeline, split: bool) -> float:
+    """The step that searches give a plan: with the numbers of 1F1B, or with as many as they ask for and more, no fewer
+    than these (`best_depths`)."""
+    usual, waited = pipeline.usual_depths, zip(pipeline.forward, pipeline.backward, pipeline.weights, strict=True)
     seconds, late_s = [float(sum(ticks)) for ticks in waited], [float(w) * split for w in pipeline.weights]
     messages_s = [(float(a), float(b)) for a, b in zip(pipeline.ahead, pipeline.back, strict=True)]
-    most = [pipeline.most_depth(s) for s in range(p)]
-    asked = round_trip_depths(seconds, late_s, messages_s, pipeline.num_micro_batches, most)
-    return [pipeline.usual_depths, tuple(map(max, asked, pipeline.usual_depths))]
+    most = [pipeline.most_depth(s) for s in range(pipeline.num_stages)]
+
+    def deeper(share: float) -> Ticks | None:
+        asked = round_trip_depths(seconds, late_s, messages_s, pipeline.num_micro_batches, most, share)
+        depths = tuple(map(max, asked, usual))
+        return None if depths == usual else depths
+
+    usual_ticks = clock_ticks(pipeline, split, usual)
+    best = best_depths(deeper, lambda depths: clock_ticks(pipeline, split, depths), usual_ticks)
+    return usual_ticks if best is None else clock_ticks(pipeline, split, best)
+
+
+def least_ticks(pipeline: SmallPipeline, split: bool) -> float:
+    """The step with the best of all numbers in flight."""
+    return min(clock_ticks(pipeline, split, depths) for depths in depths_that_fit(pipeline))
 
 
 RULES: Mapping[str, DepthRule] = {
-    "1F1B's": lambda pipeline, split: [pipeline.usual_depths],
-    "those of plans": depths_of_plans,
-    "the best": lambda pipeline, split: depths_that_fit(pipeline),
+    "1F1B's": clock_ticks,
+    "those of plans": ticks_of_plans,
+    "the best": least_ticks,
 }
 
 
 def compare(
     pipelines: Sequence[SmallPipeline], effort: float = EFFORT, rules: Mapping[str, DepthRule] = RULES
 ) -> pd.DataFrame:
-    """Rows of each pipeline: with whole and with split backwards, with the best depths that each of the `rules` tries.
+    """Rows of each pipeline: with whole and with split backwards, with the depths of each of the `rules`.
     `ratio` is ours over the shortest schedule found, and `proved` whether none is shorter."""
     rows = []
     for number, pipeline in enumerate(pipelines):
         for split, backwards in NAMES.items():
             best = optimum(pipeline, split, clock_spans(pipeline, split), effort)
-            for rule, depths_of in rules.items():
-                ours = min(clock_ticks(pipeline, split, depths) for depths in depths_of(pipeline, split))
+            for rule, ticks in rules.items():
                 row = {"pipeline": number, "backwards": backwards, "in flight": rule}
-                rows.append({**row, "ratio": ours / best.ticks, "proved": best.is_proved})
+                rows.append({**row, "ratio": ticks(pipeline, split) / best.ticks, "proved": best.is_proved})
     return pd.DataFrame(rows)
 
 

@@ -91,6 +91,11 @@ def test_the_rule_keeps_to_its_limits(
     assert all(n <= most for n, most in zip(depths, free, strict=True))
     if all(most <= limit for most, limit in zip(free, room, strict=True)):
         assert depths == free
+    for share in (0.9, 0.5, 0.1):  # of the period
+        deeper = round_trip_depths(stage_s, weights_s, message_s, count, room, share)
+        assert broken_depths(ONE_F_ONE_B, len(stage_s), count, deeper) is None
+        assert all(n <= more <= limit for n, more, limit in zip(depths, deeper, room, strict=True))
+        depths = deeper
 
 
 @given(pipelines())
@@ -135,6 +140,14 @@ def test_short_memory_stretches_the_period_for_all() -> None:
     assert round_trip_depths(*pipeline, (9, 2, 9)) == (4, 2, 1)
     assert round_trip_depths(*pipeline, (9, 1, 1)) == (2, 1, 1)
     assert round_trip_depths(*pipeline, (1, 1, 1)) == (1, 1, 1)
+
+
+def test_half_a_period_asks_for_twice_the_round_trips() -> None:
+    """As far as memory has room, and no stage for more than the one before."""
+    pipeline = [1.0] * 3, [0.0] * 3, [(1.0, 1.0)] * 2, 30
+    assert round_trip_depths(*pipeline, (30, 30, 30), 0.5) == (15, 8, 1)
+    assert round_trip_depths(*pipeline, (9, 30, 30), 0.5) == (9, 8, 1)
+    assert round_trip_depths(*pipeline, (7, 30, 30), 0.5) == (7, 7, 1)
 
 
 def test_deeper_stages_may_hold_more_messages() -> None:
