@@ -398,9 +398,10 @@ def _check_layers(problem: Problem) -> None:
     """Refuse layers of kinds."""
     model = problem.model
     if model.layers:
+        words = layers_in_words(model.layers, model.extra_layers)
         raise InputError(
-            f"model: {model.name} has {layers_in_words(model.layers, model.extra_layers)}: its parameters and FLOPs are "
-            "counted, plans of it are not priced yet; choose a dense model whose layers are equal"
+            f"model: {model.name} has {words}: its parameters and FLOPs are counted, plans of it are not priced yet; "
+            "choose a dense model whose layers are equal"
         )
 
 

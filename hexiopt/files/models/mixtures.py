@@ -33,7 +33,7 @@ def _global_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
 
 
 def _value_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
-    return config.size("v_head_dim") or values["hidden_size"] // values["num_heads"]
+    return config.size("v_head_dim") or values.get("hidden_size", 0) // values.get("num_heads", 1)
 
 
 _PER_TOKEN = key("num_experts_per_tok", "num_experts_per_token")
