@@ -151,7 +151,7 @@ FEATURES = (
             *("perception_config", "text_decoder_config"),
         ),
         _modalities,
-        "use the config.json of the text model alone",
+        "use the config.json of the text model alone, such as its text_config",
     ),
     Feature(("patcher_config",), "bytes in patches, by several models", "use a model of tokens"),
     Feature(
@@ -239,7 +239,6 @@ OF_TYPES: Mapping[str, str] = {
     "diffllama": "differential attention",
     "gemma4_assistant": "a draft model that reads another model's keys and values",
     "gpt_neox_japanese": "a last layer that differs from the others (its bias)",
-    "granite_swa": "alternating windows with attention sinks",
     "modernbert-decoder": "alternating windows",
     "reformer": "attention by hashing (LSH) and reversible layers",
     "trocr": "cross attention to another model",

@@ -2,17 +2,22 @@
 
 import json
 import random
+import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
+import yaml
 
 import hexiopt as hx
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.problem.kind_words import layers_in_words
+from hexiopt.problem.kinds import PARTS
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 from tests.hexiopt.files.test_model_kinds import KINDS, NAMES, drawn
 from tests.hexiopt.files.test_model_types import JUNK
+from tests.model_types import PAGE
 
 MOONLIGHT = {
     "model_type": "deepseek_v3",
@@ -266,6 +271,15 @@ def test_kinds_are_written_by_hand() -> None:
     assert model.layers[1].norms == 1
     assert read(model.to_dict()) == model
     assert read(written(extra_layer_kinds=[WRITTEN["layer_kinds"][0]])).extra_layers == model.layers[:1]
+
+
+def test_the_page_of_models_describes_models() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    described = [read(yaml.safe_load(text)) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert [len(model.kinds) for model in described] == [1, 2]
+    for part in PARTS.values():
+        line = next(line for line in page.splitlines() if line.startswith(f"- `{part.name}`: "))
+        assert all(re.search(rf"\b{field.name}\b", line) for field in fields(part))
 
 
 def change_part(kind: int, number: int, **change: Any) -> dict[str, Any]:
