@@ -6,6 +6,7 @@
 import json
 import logging
 import warnings
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from hexiopt.files.huggingface import model_from_config
 from hexiopt.files.models.features import feature_of_type, features
 from hexiopt.files.models.types import TYPES
 from hexiopt.problem.form import LLAMA, Form
+from hexiopt.problem.kind_words import layers_in_words
+from hexiopt.problem.kinds import PARTS, Part
 from hexiopt.problem.model import ARCHITECTURES, DECODER
 from hexiopt.reading import Section
 
@@ -46,13 +49,23 @@ hexiopt plan cluster=small_mixed model=experiments/data/config.json workload.seq
 other file. Transformers is not needed. A model whose file states no name is called by the file, for a `config.json` by
 its folder, from the Hub by its name there.
 
-**Fields are read, not names.** A decoder whose layers are alike is priced whatever its `model_type` is called: for each
-type below we know which keys state its sizes, how many norms a layer has, which projections have biases, and so on. The
-parameters of each are counted against those of transformers' own model, to the last one. A note names the type, and
-what the price leaves out. `hexiopt train` trains {trained}; the others are planned.
+**Fields are read, not names.** A decoder is read whatever its `model_type` is called: for each type below we know which
+keys state its sizes, how many norms a layer has, which projections have biases, where its experts stand, which layers
+attend to a window, and so on. The parameters of each are counted against those of transformers' own model, to the last
+one. A note names the type, and what the price leaves out. `hexiopt train` trains {trained}.
 
-**What is not modelled is refused by name**: which experts, which windows, which layers. So are unknown keys, all of a
-file in one line; an unknown switch that is off states nothing.
+**Layers may be of several kinds.** Attention (grouped, latent, gated, with windows, chunks or sinks), recurrences
+(Mamba-2, the gated delta rule), MLPs and experts stand in layers as the file says: `layer_types`, `layers_block_type`,
+`hybrid_override_pattern`, `mlp_layer_types`, `mlp_only_layers`, `decoder_sparse_step`, `first_k_dense_replace`,
+`moe_layers`, `interleave_moe_layer_step`, or the rule of the type where it says nothing. A note counts them in one
+line. Layers that predict further tokens (`num_nextn_predict_layers`) count in FLOPs, and beside the parameters, as in
+published totals. Active parameters are those that a token is multiplied by: the experts that it goes to, and the head,
+not the look-up in the embedding, as DeepSeek, OpenAI and NVIDIA count them. Of such models parameters and FLOPs are
+known; plans of them are not priced yet.
+
+**What is not modelled is refused by name**: which recurrence, which attention, which layers. So are unknown keys, all
+of a file in one line; an unknown switch that is off states nothing. Weights that their makers store in FP8 or MXFP4 are
+read as those of the workload's precision, with a note; those that others have quantised are refused.
 
 ## A model of your own
 
@@ -78,11 +91,33 @@ final_norm: true
 {form}
 ```
 
+Layers of several kinds are written as their parts, and the number of a kind for each layer; the sizes that follow from
+them may be left out:
+
+```yaml
+model_type: {decoder}
+hidden_size: 2048
+vocab_size: 128000
+max_positions: 8192
+activation: silu
+layer_kinds:
+  - parts:                # mixers of tokens (attention, recurrent), then of channels (dense, experts); norms: 2
+      - {{part: attention, heads: 16, kv_heads: 4, qk_dim: 128, v_dim: 128, window: 4096}}
+      - {{part: dense, ffn_size: 8192}}
+  - parts:
+      - {{part: attention, heads: 16, kv_heads: 4, qk_dim: 128, v_dim: 128}}
+      - {{part: experts, count: 64, top_k: 8, ffn_size: 1024, shared: 1024}}
+layer_pattern: [0, 1, 0, 1]
+extra_layer_kinds: []     # that predict further tokens
+```
+
+{parts}
+
 ## The types of transformers
 
-Of the {total} types of causal language models of transformers {version}, **{read} are read** as their default
-configurations have them, and {alike} more where all of their layers are alike; {refused} are refused with the feature
-named, {otherwise} otherwise. The second column has the form of a type that is read, or what is not modelled.
+Of the {total} types of causal language models of transformers {version}, **{read} are read**; {refused} are refused with
+the feature named, {otherwise} otherwise. The second column has the layers of a type's default configuration and their
+form, or what is not modelled.
 
 | type | form |
 |---|---|
@@ -104,23 +139,19 @@ def default(kind: str) -> dict[str, Any]:
 
 
 def row(kind: str) -> tuple[str, str]:
-    """What becomes of a type (read, alike, refused or otherwise), and its line in the table."""
+    """What becomes of a type (read, refused or otherwise), and its line in the table."""
     config = default(kind)
     try:
         model = model_from_config(Section(config, kind))
     except InputError as error:
-        why = "; ".join(text.partition(": not modelled")[0] for text in features(config).values())
-        if kind in TYPES:
-            return "alike", f"| {kind} | read where its layers are alike; by default {_windows(str(error))} |"
+        stated = features(config, TYPES.get(kind))
+        why = "; ".join(text.partition(": not modelled")[0] for text in stated.values())
         why = why or feature_of_type(kind, config) or ""
         return ("refused" if why else "otherwise"), f"| {kind} | *not*: {why or error} |"
     form = model.form or ARCHITECTURES[model.architecture].form
     assert form is not None
-    return "read", f"| {kind} | {form.in_words()} |"
-
-
-def _windows(text: str) -> str:
-    return text.partition(": ")[2].partition(": ")[2].partition(": not modelled")[0]
+    layers = layers_in_words(model.layers, model.extra_layers)
+    return "read", f"| {kind} | {'; '.join(filter(None, (layers, form.in_words())))} |"
 
 
 def kinds() -> list[str]:
@@ -137,17 +168,25 @@ def page() -> str:
     logging.disable(logging.WARNING)
     rows = [row(kind) for kind in kinds()]
     logging.disable(logging.NOTSET)
-    counts = {what: sum(own == what for own, _ in rows) for what in ("read", "alike", "refused", "otherwise")}
+    counts = {what: sum(own == what for own, _ in rows) for what in ("read", "refused", "otherwise")}
     version = ".".join(transformers.__version__.split(".")[:2])
     head = _HEAD.format(
         trained="Llama, Mistral, Qwen2 and Qwen3",
         decoder=DECODER,
         form="\n".join(_field(name, value) for name, value in LLAMA.to_dict().items()),
+        parts="\n".join(map(_part, PARTS.values())),
         total=len(rows),
         version=version,
         **counts,
     )
     return head + "\n".join(line for _, line in rows) + "\n"
+
+
+def _part(kind: type[Part]) -> str:
+    """The fields of a part, those with defaults behind the others."""
+    stated = [field.name for field in fields(kind) if field.default is MISSING]
+    others = [f"{field.name} {json.dumps(field.default)}" for field in fields(kind) if field.default is not MISSING]
+    return f"- `{kind.name}`: {', '.join(stated)}; with their defaults {', '.join(others)}."
 
 
 def _field(name: str, value: Any) -> str:

@@ -123,10 +123,8 @@ class _Reader:
     def model(self, name: str | None, faults: list[str]) -> ModelSpec:
         """The model. Raises InputError with `faults` and all other faults of the file."""
         self._facts.faults += faults
-        collecting, written = self._facts.collecting, Layers()
-        if self._kind == DECODER:
-            with collecting():
-                written = written_layers(self._section)
+        collecting = self._facts.collecting
+        written = written_layers(self._section) if self._kind == DECODER else Layers()
         follows = {field: value for field, value in written.fields().items() if field not in self._ledger}
         values = self._facts.row(dict(self._type.facts) | follows, {})
         with collecting():
@@ -134,9 +132,10 @@ class _Reader:
         with collecting():
             values |= self._rope(values)
         before = len(self._facts.faults)
-        layers = written
-        with collecting():
-            layers = written if written.kinds else self._layers(values)
+        layers = written._replace(window=values.get("attention_window"))
+        if not written.kinds:
+            with collecting():
+                layers = self._layers(values)
         if "num_layers" not in values:  # a fault already, without which layers cannot be judged
             del self._facts.faults[before:]
         model_name = self._name(name or self._kind)
@@ -155,7 +154,7 @@ class _Reader:
             return Layers(window=values.get("attention_window") if alternates else None)
         form = ARCHITECTURES[self._type.architecture].form
         layers = layers_of(self._facts, self._type, values if form is None else form.to_dict() | values)
-        return layers._replace(window=values["attention_window"]) if self._kind == DECODER else layers
+        return layers._replace(window=values.get("attention_window")) if self._kind == DECODER else layers
 
     def _built(self, name: str, values: dict[str, Any], layers: Layers) -> ModelSpec:
         architecture, form = self._type.architecture, None

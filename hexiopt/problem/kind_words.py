@@ -18,7 +18,8 @@ def layers_in_words(layers: Sequence[LayerKind], extra: Sequence[LayerKind] = ()
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {text}" for text, count in counts.items())
+    """Each text with its number; a number in front of a text is divided from it."""
+    return ", ".join(f"{count}{' of' * text[0].isdigit()} {text}" for text, count in counts.items())
 
 
 def _in_words(part: Attention | Recurrent | Dense | Experts) -> str:
@@ -35,4 +36,4 @@ def _in_words(part: Attention | Recurrent | Dense | Experts) -> str:
         case Experts():
             number, rest = divmod(part.shared, part.ffn_size)
             shared = f" + {number} shared" if number and not rest else " + shared" if part.shared else ""
-            return f"of {part.count} experts, {part.top_k} a token{shared}"
+            return f"{part.count} experts, {part.top_k} a token{shared}"

@@ -27,7 +27,7 @@ BAD_FILES = {
     "null.yaml": f"name: x\nmachines:\n  - {RTX.replace('12', 'null')}\n",
     "malformed.json": '{"model_type": "llama", ',
     "nan.json": '{"model_type": "llama", "hidden_size": NaN}',
-    "moe.json": '{"model_type": "mixtral"}',
+    "moe.json": '{"model_type": "jetmoe", "num_local_experts": 8}',
 }
 CLUSTER = ("model=tiny", "cluster=file", "solver=random")
 MODEL = ("cluster=small_mixed", "model=hf", "solver=random")
@@ -119,7 +119,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *MODEL), "model.path: is missing"),
     (("plan", *MODEL, "model.path=malformed.json"), "malformed.json: malformed JSON"),
     (("plan", *MODEL, "model.path=nan.json"), "hidden_size: nan is not finite; state a number"),
-    (("plan", *MODEL, "model.path=moe.json"), "mixtral"),
+    (("plan", *MODEL, "model.path=moe.json"), "mixture of 8 experts"),
     (("price",), "plan: is missing"),
     (("price", "plan=nope.json"), "nope.json: the file does not exist"),
     (("price", "plan=malformed.json"), "malformed JSON"),

@@ -132,7 +132,7 @@ def alternating(config: Mapping[str, Any]) -> str | None:
     return f"alternating windows ({windows} of {kinds.total()} layers attend to a window, the others to all tokens)"
 
 
-DENSE = "use a dense model"
+OTHER_TYPE = "use a type in which it is read (docs/models.md)"
 FEATURES = (
     Feature(
         ("is_encoder_decoder", "encoder_layers", "encoder_attention_heads", "tie_encoder_decoder"),
@@ -151,13 +151,13 @@ FEATURES = (
             *("perception_config", "text_decoder_config"),
         ),
         _modalities,
-        "use the config.json of the text model alone",
+        "use the config.json of the text model alone, such as its text_config",
     ),
     Feature(("patcher_config",), "bytes in patches, by several models", "use a model of tokens"),
     Feature(
         (*_EXPERTS, *_PER_TOKEN, "n_shared_experts", "num_shared_experts", "moe_intermediate_size", "ffn_config"),
         _mixture,
-        DENSE,
+        OTHER_TYPE,
         (
             *(
                 "decoder_sparse_step",
@@ -175,7 +175,7 @@ FEATURES = (
     Feature(
         ("kv_lora_rank", "q_lora_rank"),
         "latent attention",
-        "use a model with multi-head or grouped-query attention",
+        OTHER_TYPE,
         ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
     ),
     Feature(
@@ -185,7 +185,7 @@ FEATURES = (
             *("attention_hidden_size", "mlstm_dim", "qk_dim_factor", "hybrid_override_pattern"),
         ),
         _recurrent,
-        "use a model whose layers all attend",
+        OTHER_TYPE,
         ("time_step_limit", "time_step_min", "time_step_max", "time_step_floor", "mamba_expand", "mamba_d_conv"),
     ),
     Feature(
@@ -204,7 +204,7 @@ FEATURES = (
     Feature(
         ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers"),
         "multi-token prediction",
-        "use a model without it",
+        OTHER_TYPE,
     ),
     Feature(
         ("use_bidirectional_attention", "prefix_lm"),
@@ -239,7 +239,6 @@ OF_TYPES: Mapping[str, str] = {
     "diffllama": "differential attention",
     "gemma4_assistant": "a draft model that reads another model's keys and values",
     "gpt_neox_japanese": "a last layer that differs from the others (its bias)",
-    "granite_swa": "alternating windows with attention sinks",
     "modernbert-decoder": "alternating windows",
     "reformer": "attention by hashing (LSH) and reversible layers",
     "trocr": "cross attention to another model",
@@ -264,7 +263,7 @@ def features(config: Mapping[str, Any], kind: ModelType | None = None) -> dict[s
     name, kinds = _kinds(config)
     differ = any(word not in _ATTENDING for word in kinds) and (kind is None or kind.mixers is None)
     if differ and not any(_several(kinds) in text for text in out.values()):
-        out[name] = f"{_several(kinds)}: not modelled; use a model whose layers all attend"
+        out[name] = f"{_several(kinds)}: not modelled in this type; {OTHER_TYPE}"
     return out
 
 

@@ -13,7 +13,7 @@ def _mamba_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
     """The width of a head; `auto`: that of all, stated or so many times hidden_size, over the heads."""
     if config.word("mamba_d_head") not in (None, "auto"):
         return config.size("mamba_d_head")
-    all_heads = config.size("mamba_d_ssm") or (config.size("mamba_expand", 2) or 0) * values["hidden_size"]
+    all_heads = config.size("mamba_d_ssm") or (config.size("mamba_expand", 2) or 0) * values.get("hidden_size", 0)
     heads = config.size("mamba_n_heads", 128)
     if not heads or all_heads % heads:
         config.refuse("mamba_n_heads", f"does not divide the {all_heads} values of all heads; change one")

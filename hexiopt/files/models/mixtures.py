@@ -33,7 +33,7 @@ def _global_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
 
 
 def _value_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
-    return config.size("v_head_dim") or values["hidden_size"] // values["num_heads"]
+    return config.size("v_head_dim") or values.get("hidden_size", 0) // values.get("num_heads", 1)
 
 
 _PER_TOKEN = key("num_experts_per_tok", "num_experts_per_token")
@@ -92,6 +92,15 @@ _GRANITE = row(LLAMA_LIKE, usual(norm_eps=1e-6), mlp_bias=False)
 _GRANITE_EXPERTS = experts(ALL_EXPERTS, count=_LOCAL)
 
 MIXTURES: dict[str, ModelType] = {
+    "afmoe": ModelType(
+        row(BASE, usual(head_dim=128, max_positions=16_384), norms=4, qk_norm="head"),
+        alternating(4, "global_attn_every_n_layers", window=1024),
+        attention={"gated": True},
+        experts=row(experts(), _shared("num_shared_experts", 2), router_bias=True),
+        placement=Placement(first="num_dense_layers", first_default=1),
+        only={"attention_bias": False},
+        ignores=("route_scale", "route_norm", "score_func", "load_balance_coeff", "mup_enabled"),
+    ),
     "deepseek_v2": ModelType(
         row(_LATENT_BASE, usual(mlp_bias=False)),
         attention=_latent(),

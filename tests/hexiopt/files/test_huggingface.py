@@ -176,13 +176,16 @@ def test_windows() -> None:
     assert read(windowed, max_window_layers=0).attention_window == 512
     assert read(windowed, max_window_layers=2).attention_window is None
     assert read(windowed).attention_window is None  # 28 layers of full attention come first
-    assert "max_window_layers: alternating windows (1 of 2 layers" in refusal(windowed, max_window_layers=1)
+    later = read(windowed, max_window_layers=1)
+    assert [kind.attention.window for kind in later.layers if kind.attention] == [None, 512]
+    assert (later.architecture, later.attention_bias, later.output_bias) == ("decoder", True, False)
+    assert read(later.to_dict()) == later
     assert read(windowed, layer_types=["sliding_attention"] * 2).attention_window == 512
     assert read(MISTRAL, layer_types=["full_attention"] * 2).attention_window is None
-    assert "alternating windows" in refusal(windowed, layer_types=["sliding_attention", "full_attention"])
+    assert read(windowed, layer_types=["full_attention", "sliding_attention"]).layers == later.layers
     assert "3 entries for 2 layers" in refusal(windowed, layer_types=["full_attention"] * 3)
     assert "linear_attention" in refusal(QWEN3, layer_types=["linear_attention"] * 2, use_sliding_window=True)
-    assert "full attention" in refusal(LLAMA, layer_types=["sliding_attention"] * 2)
+    assert "'sliding_attention' is not modelled in this type" in refusal(LLAMA, layer_types=["sliding_attention"] * 2)
 
 
 def test_gpt_neo_layer_kinds() -> None:

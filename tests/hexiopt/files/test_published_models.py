@@ -31,11 +31,9 @@ PUBLISHED = {  # parameters, as model cards and the metadata of checkpoints have
     "yi": 34_388_917_248,
     "llama32": 1_235_814_400,
     "minitron": 4_190_509_056,
-}
-REFUSED = {
-    "gemma2": "sliding_window: alternating windows (21 of 42 layers attend to 4,096 tokens, the others to all): not",
-    "mixtral": "num_local_experts: a mixture of 8 experts, 2 a token: not modelled; use a dense model",
-    "qwen3moe": "num_experts: a mixture of 128 experts, 8 a token: not modelled; use a dense model",
+    "gemma2": 9_241_705_984,
+    "mixtral": 46_702_792_704,
+    "qwen3moe": 30_532_122_624,
 }
 
 
@@ -45,20 +43,13 @@ def refusal(**change: Any) -> str:
     return str(error.value).removeprefix("config.json: ")
 
 
-def test_every_file_is_read_or_refused() -> None:
-    assert {path.stem for path in CASES.glob("*.json")} == set(PUBLISHED) | set(REFUSED)
+def test_every_file_is_read() -> None:
+    assert {path.stem for path in CASES.glob("*.json")} == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_their_parameters(name: str) -> None:
     assert read_model(CASES / f"{name}.json").num_params == PUBLISHED[name]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_feature_is_named_that_is_not_modelled(name: str) -> None:
-    with pytest.raises(hx.InputError) as error:
-        read_model(CASES / f"{name}.json")
-    assert str(error.value).removeprefix(f"{CASES / name}.json: ").startswith(REFUSED[name])
 
 
 def test_the_type_is_named_in_the_notes_of_a_plan() -> None:
@@ -77,10 +68,8 @@ def test_a_window_that_no_sequence_of_the_model_exceeds_is_none() -> None:
     gemma = json.loads((CASES / "gemma2.json").read_text())
     assert model_from_config(Section(gemma | {"max_position_embeddings": 4096}, "m")).attention_window == 4096
     assert model_from_config(Section(gemma | {"sliding_window": None}, "m")).attention_window is None
-    with pytest.raises(
-        hx.InputError, match="of at most 4096 tokens, which all layers read whole, state sliding_window"
-    ):
-        model_from_config(Section(gemma, "m"))
+    windows = [kind.attention.window for kind in model_from_config(Section(gemma, "m")).layers if kind.attention]
+    assert windows == [4096, None] * 21
 
 
 def test_all_faults_of_a_file_come_in_one_line() -> None:
