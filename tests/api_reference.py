@@ -36,7 +36,7 @@ reference` generates this page from docstrings.
 }
 # In the order in which one meets them; a test sees that none is missing.
 PARTS = {
-    "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Space", "Problem"),
+    "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Lora", "Space", "Problem"),
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
     "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),

@@ -32,9 +32,10 @@ _WHOLE = {
     "loss_chunk_tokens": (1, MAX_SEQ_LEN),
 }
 """The least and the greatest value of fields that are whole numbers."""
+_TRAINED = ("training", "lora", "optimizer")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Workload(Value):
     """One optimiser step of `global_batch` sequences of `seq_len` tokens.
 
@@ -111,6 +112,12 @@ class Workload(Value):
             what = f"the optimizer {self.optimizer}, which needs whole matrices" if self.whole_matrices else "adapters"
             rule = f"is not modelled with {what}; choose {AUTO}, or at most {self.most_sharding}"
             raise FieldError("workload: optimizer_sharding", int(sharding), rule)
+
+    def __repr__(self) -> str:
+        """All fields, but for what is trained where that is the default."""
+        pairs = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        shown = [f"{name}={value!r}" for name, value, default in pairs if name not in _TRAINED or value != default]
+        return f"Workload({', '.join(shown)})"
 
     @property
     def adapters(self) -> Lora | None:

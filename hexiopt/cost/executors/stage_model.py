@@ -110,8 +110,7 @@ def framework_of(problem: Problem, framework: Framework | None = None) -> Framew
 
 
 class StageModel:
-    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_layers` and
-    `_check_attention`."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_attention`."""
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
