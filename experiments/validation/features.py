@@ -34,16 +34,27 @@ _FEATURES = {
 """By feature: patterns of the notes and of the model's name, ignoring case, and names of columns."""
 
 
-def unpriced(notes: str, model_name: str, others: Mapping[str, str]) -> str | None:
+_OF_KINDS = {
+    *("mixture of experts", "multi-head latent attention", "multi-token prediction"),
+    "state-space or linear-attention layers",
+}
+"""Features of models whose layers are of kinds that are priced, once these are known."""
+
+
+def unpriced(notes: str, model_name: str, others: Mapping[str, str], *, known: bool = False) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
-    beyond those of a row."""
+    beyond those of a row; `known`: the kinds of its model's layers are."""
     found = [
         feature
         for feature, (in_notes, in_name, columns) in _FEATURES.items()
-        if re.search(in_notes, notes, re.IGNORECASE)
-        or re.search(in_name, model_name, re.IGNORECASE)
-        or any(
-            _matches(name, columns) and value.strip().lower() not in (*OFF, "1", "-") for name, value in others.items()
+        if not (known and feature in _OF_KINDS)
+        and (
+            re.search(in_notes, notes, re.IGNORECASE)
+            or re.search(in_name, model_name, re.IGNORECASE)
+            or any(
+                _matches(name, columns) and value.strip().lower() not in (*OFF, "1", "-")
+                for name, value in others.items()
+            )
         )
     ]
     return " and ".join(found) or None

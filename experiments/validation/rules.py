@@ -21,6 +21,7 @@ matrix product, or every second layer; both are taken as full recompute of every
 import re
 
 from experiments.validation.rows import Row
+from experiments.validation.shapes import has_experts
 from hexiopt.errors import InputError
 from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -34,7 +35,7 @@ def framework_of(row: Row) -> str:
     text, sharding = f"{row.source} {row.notes}".lower(), row.zero_stage_or_fsdp.lower()
     if row.source == "hexiopt":
         return "hexiopt"
-    if "megatron-fsdp" in sharding:
+    if "megatron-fsdp" in sharding or ("fsdp" in sharding and "megatron" in row.source.lower()):
         return "megatron_fsdp"
     if "maxtext" in text:
         return "maxtext"
@@ -47,6 +48,8 @@ def framework_of(row: Row) -> str:
     for name in ("internevo", "nanotron", "deepspeed"):
         if name in text:
             return name
+    if has_experts(row):
+        return _with_experts(row)
     if row.says("no overlap"):
         return "megatron_exposed"
     if row.says("sequence parallel on"):
@@ -56,10 +59,25 @@ def framework_of(row: Row) -> str:
     return "megatron_2021" if precision_of(row) == "fp16" or row.recompute == "full" else "megatron"
 
 
+def _with_experts(row: Row) -> str:
+    """Megatron's framework for models with experts, by what has been fused and overlapped in a run."""
+    tuned = row.says("pretrain_performance", "pretrain_weak_scaling")
+    fused = row.says("full CUDA graph") or (tuned and "bf16" not in row.precision and not row.gpu.startswith("H"))
+    if fused:
+        return "megatron_moe_2026_fused"
+    overlaps = (tuned or row.says("EP overlap")) and not row.says("EP overlap off")
+    return "megatron_moe_2026" if overlaps else "megatron_moe_2025"
+
+
+def routing_of(row: Row) -> str:
+    """How tokens of a run came to experts: `forced` where a router or a capacity made them even."""
+    return "forced" if row.says("forced", "capacity factor") else "natural"
+
+
 def precision_of(row: Row) -> str:
     """The precision of a run's matrix products. Raises InputError for one that is not modelled."""
     words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
-    found = next((name for name in PRECISIONS if name in words), None)
+    found = "mxfp8" if "mx" in words else next((name for name in PRECISIONS if name in words), None)
     if found is None and words:
         raise InputError(f"precision {row.precision!r} is not modelled; known: {', '.join(PRECISIONS)}")
     return found or "bf16"
@@ -77,6 +95,8 @@ def gradient_bytes_of(row: Row) -> int:
 
 def policies_of(row: Row) -> tuple[str, ...]:
     """The recompute policies that the row leaves open."""
+    if has_experts(row):  # what parts of a layer are recomputed beside, such as activations of experts, is not priced
+        return ("full",) if row.recompute == "full" else ("none",)
     if row.recompute in RECOMPUTE_POLICIES:
         return (row.recompute,)
     return ("full",) if row.says("full-recompute", "counts full recompute") else RECOMPUTE_POLICIES

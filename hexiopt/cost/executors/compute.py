@@ -93,7 +93,11 @@ class ComputeTimes:
 
     def plus(self, more_s: float) -> "ComputeTimes":
         """The same with `more_s` more seconds in the forward and in the backward."""
-        return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
+        return self.plus_times((more_s, more_s))
+
+    def plus_times(self, more_s: tuple[float, float]) -> "ComputeTimes":
+        """The same with so many more seconds in the forward and in the backward."""
+        return replace(self, forward_s=self.forward_s + more_s[0], backward_s=self.backward_s + more_s[1])
 
 
 @dataclass(frozen=True)
