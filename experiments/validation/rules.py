@@ -60,13 +60,15 @@ def framework_of(row: Row) -> str:
 
 
 def _with_experts(row: Row) -> str:
-    """Megatron's framework for models with experts, by what has been fused and overlapped in a run."""
-    tuned = row.says("pretrain_performance", "pretrain_weak_scaling")
-    fused = row.says("full CUDA graph") or (tuned and "bf16" not in row.precision and not row.gpu.startswith("H"))
-    if fused:
+    """Megatron's framework for models with experts, by what was overlapped and fused in a run."""
+    tuned = row.says("item=pretrain_performance", "item=pretrain_weak_scaling")
+    hopper = not row.gpu.startswith(("B", "GB"))
+    if row.says("full CUDA graph") or (tuned and not hopper and precision_of(row) != "bf16"):
         return "megatron_moe_2026_fused"
-    overlaps = (tuned or row.says("EP overlap")) and not row.says("EP overlap off")
-    return "megatron_moe_2026" if overlaps else "megatron_moe_2025"
+    if (tuned and hopper) or (row.says("EP overlap") and not row.says("EP overlap off")):
+        return "megatron_moe_2026_overlapped"
+    plain = not row.source.startswith("NVIDIA") or (row.says("item=") and not tuned)
+    return "megatron_moe_2025" if plain and hopper else "megatron_moe_2026"
 
 
 def routing_of(row: Row) -> str:
