@@ -222,9 +222,9 @@ def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:
 
 def _shardings(row: Row, d: _Degrees, model: ModelSpec) -> list[Sharding]:
     """The optimiser shardings that the row leaves open."""
-    shardings = _stated_shardings(row, d)
-    if len(model.kinds) > 1 and any(sharding.stage >= 2 for sharding in shardings):
-        raise InexpressibleError("layers of several kinds under ZeRO-2 or 3")
+    shardings, several = _stated_shardings(row, d), len(model.kinds) > 1 or d.sharing > 1
+    if several and any(sharding.stage >= 2 for sharding in shardings):
+        raise InexpressibleError("layers of several kinds or shared experts under ZeRO-2 or 3")
     return shardings
 
 
