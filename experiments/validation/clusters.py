@@ -27,7 +27,8 @@ from hexiopt.units import GB
 # Slingshot 200 in a GH200 node, NDR 400 in one of GB200, XDR 800 of GB300; 8 x 400 with AMD's. Others: 10 Gbit/s
 # Ethernet.
 _USUAL_GBPS = {
-    "a100": 1600.0, "a800": 1600.0, "h100": 3200.0, "h800": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0, "gb200": 1600.0,
+    "a100": 1600.0, "h100": 3200.0, "h200": 3200.0, "gh200": 800.0, "b200": 3200.0, "gb200": 1600.0,
+    "a800": 1600.0, "h800": 3200.0,
     "b300": 6400.0, "gb300": 3200.0, "mi300x": 3200.0, "mi325x": 3200.0, "mi350x": 3200.0, "mi355x": 3200.0,
 }  # fmt: skip
 _USUAL_ETHERNET_GBPS = 10.0

@@ -7,6 +7,10 @@ Frameworks are those of `hexiopt/numbers/frameworks.yaml`:
 - else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async`
   where the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
+- of models with experts Megatron by what runs overlap and fuse: `megatron_moe_2026_fused` where the notes say "EP
+  overlap" and "full CUDA graph", and for Megatron-Bridge's performance recipes on Blackwell below 16 bits, which have
+  both; `megatron_moe_2026_overlapped` with "EP overlap", and for these recipes on Hopper; `megatron_moe_2025` for other
+  sources than NVIDIA's and for Megatron-Bridge's plain recipes on machines of eight; else `megatron_moe_2026`;
 - else Megatron: `megatron_2025` for Megatron-Bridge and NeMo from version 25 on; `megatron_exposed` where the notes say
   "no overlap", `megatron_2022` where they say "sequence parallel on", `megatron_2021` in FP16 or with full recompute
   (selective recompute came with sequence parallelism), else `megatron`.
@@ -15,7 +19,8 @@ tensor; blank means BF16; it is FP32 where the column says that TF32 is unknown;
 predicted. DeepSpeed and Megatron of 2021 and 2022 materialise attention scores. Gradients take 4 bytes, but 2 where
 `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where
 the notes say so, else open. Selective recompute in torchtitan covers all operators but attention and every second
-matrix product, or every second layer; both are taken as full recompute of every second layer.
+matrix product, or every second layer; both are taken as full recompute of every second layer. Of models with experts
+all but `full` is taken as none: what Megatron recomputes of them (norms, activations) hardly takes time.
 """
 
 import re
@@ -63,9 +68,10 @@ def _with_experts(row: Row) -> str:
     """Megatron's framework for models with experts, by what was overlapped and fused in a run."""
     tuned = row.says("item=pretrain_performance", "item=pretrain_weak_scaling")
     hopper = not row.gpu.startswith(("B", "GB"))
-    if row.says("full CUDA graph") or (tuned and not hopper and precision_of(row) != "bf16"):
+    overlaps = row.says("EP overlap") and not row.says("EP overlap off")
+    if (tuned and not hopper and precision_of(row) != "bf16") or (overlaps and row.says("full CUDA graph")):
         return "megatron_moe_2026_fused"
-    if (tuned and hopper) or (row.says("EP overlap") and not row.says("EP overlap off")):
+    if overlaps or (tuned and hopper):
         return "megatron_moe_2026_overlapped"
     plain = not row.source.startswith("NVIDIA") or (row.says("item=") and not tuned)
     return "megatron_moe_2025" if plain and hopper else "megatron_moe_2026"
