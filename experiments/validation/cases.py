@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from experiments.validation.clusters import cluster_of
-from experiments.validation.features import unpriced
+from experiments.validation.features import OF_KINDS, unpriced
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
@@ -71,7 +71,8 @@ def case_of(row: Row, given: Given) -> Case:
     cost model's fastest choice that fits in memory is taken (of all choices, where none fits), since published runs
     are tuned.
     """
-    if feature := unpriced(row.notes, row.model_name, row.others, known=has_experts(row)):
+    priced = OF_KINDS if has_experts(row) else ()
+    if feature := unpriced(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
         cases = _cases(row, given)

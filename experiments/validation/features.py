@@ -5,7 +5,7 @@ A row says so in its notes (`experts=64 top6`, `EP=8`, `LoRA`), in the name of i
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from hexiopt.ledger import OFF
@@ -34,20 +34,20 @@ _FEATURES = {
 """By feature: patterns of the notes and of the model's name, ignoring case, and names of columns."""
 
 
-_OF_KINDS = {
+OF_KINDS = (
     *("mixture of experts", "multi-head latent attention", "multi-token prediction"),
     "state-space or linear-attention layers",
-}
-"""Features of models whose layers are of kinds that are priced, once these are known."""
+)
+"""Features of models whose layers are of kinds that are known, and so priced."""
 
 
-def unpriced(notes: str, model_name: str, others: Mapping[str, str], *, known: bool = False) -> str | None:
+def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
-    beyond those of a row; `known`: the kinds of its model's layers are."""
+    beyond those of a row, `priced` features that its row states well enough."""
     found = [
         feature
         for feature, (in_notes, in_name, columns) in _FEATURES.items()
-        if not (known and feature in _OF_KINDS)
+        if feature not in priced
         and (
             re.search(in_notes, notes, re.IGNORECASE)
             or re.search(in_name, model_name, re.IGNORECASE)
