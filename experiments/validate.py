@@ -24,7 +24,7 @@ from experiments.reports.validation import (
 from experiments.validation.cases import Given, case_of
 from experiments.validation.features import states_feature
 from experiments.validation.layers import measured_layers, predicted_s
-from experiments.validation.memory import allocated_ratios, reserved_ratios
+from experiments.validation.memory import allocated_ratios, process_ratios, reserved_ratios
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.own import tried_plans
 from experiments.validation.predict import Case, cost_model
@@ -49,6 +49,7 @@ from hexiopt.numbers.constants import constant_values
 from hexiopt.problem.profile import Profile
 
 _FAMILY = 8  # least number of rows for a meaningful ρ
+_MANY_TOKENS = 1024  # of a micro-batch, from which on the host does not bind an eager trainer
 _TYPE = 10  # least number of rows for a summary of a GPU type
 
 
@@ -72,13 +73,18 @@ def run(job: Job) -> float:
     job.write("validation.csv", validation_csv(predictions))
     by_source = _errors_by(known, lambda case: (case.row.source, f"{case.row.gpu} {case.problem.workload.precision}"))
     job.show(errors_table(by_source, f"By source, GPU and precision (ρ of the worst family of {_FAMILY} rows or more)"))
+    adapted = [pair for pair in known if pair[0].problem.workload.adapters is not None]
     half = [pair for pair in known if is_half_precision(pair[0].row)]
     by_type = _errors_by(half, lambda case: ("all", gpu_types(case)), at_least=_TYPE)
     families = _errors_by(known, family, at_least=_FAMILY)
     for errors, title in (
         (by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"),
+        (_errors_by(adapted, _size), "Adapters"),
         (families, f"Families of {_FAMILY} rows or more: one model on one cluster"),
-        (_memory_errors(priced), "Peaks of memory: of tensors, and of what the allocator held, reserve included"),
+        (
+            _memory_errors(priced),
+            "Peaks of memory: of tensors, of the allocator with its reserve, and of the process",
+        ),
         (_layer_errors() if not job.config.data else [], "Forward and backward of a layer, by Zorse"),
     ):
         if errors:
@@ -115,14 +121,26 @@ def _given(job: Job) -> Given:
     return Given(profile, network)
 
 
+def _training(case: Case) -> str:
+    return "" if case.problem.workload.adapters is None else ", adapters"
+
+
+def _size(case: Case) -> tuple[str, str]:
+    """Whether a micro-batch has enough tokens that the GPU binds, not the host."""
+    tokens = case.problem.workload.seq_len * case.plan.pipelines[0].micro_batch_size
+    few = "fewer than" if tokens < _MANY_TOKENS else "at least"
+    return f"micro-batches of {few} {_MANY_TOKENS:,} tokens", case.row.gpu
+
+
 def _memory_errors(priced: Sequence[tuple[Case, Cost]]) -> list[Errors]:
     """Errors of peaks of memory, by source."""
     found = []
-    for name, ratios_of in (("of tensors", allocated_ratios), ("of the allocator", reserved_ratios)):
-        for source, own in grouped(priced, lambda pair: pair[0].row.source).items():
+    kinds = ("of tensors", allocated_ratios), ("of the allocator", reserved_ratios), ("of the process", process_ratios)
+    for name, ratios_of in kinds:
+        for (source, what), own in grouped(priced, lambda pair: (pair[0].row.source, _training(pair[0]))).items():
             ratios = [ratio for case, cost in own for ratio in ratios_of(case, cost)]
             if ratios:
-                found.append(_errors_of(source, name, Scored.of_ratios(np.array(ratios))))
+                found.append(_errors_of(source, name + what, Scored.of_ratios(np.array(ratios))))
     return found
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hexiopt.frame import Frame as Frame
     from hexiopt.plan.plan import Plan as Plan
     from hexiopt.problem.cluster import Cluster as Cluster
+    from hexiopt.problem.lora import Lora as Lora
     from hexiopt.problem.model import ModelSpec as ModelSpec
     from hexiopt.problem.problem import Problem as Problem
     from hexiopt.problem.space import Space as Space

@@ -18,12 +18,20 @@ from hexiopt.problem.model import ARCHITECTURES, DECODER
 from hexiopt.reading import Section
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+_HALF = ["linear_attention", "full_attention"]
 UNBUILT: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "glm4_moe": {"head_dim": 128},
+    "granitemoehybrid": {"layer_types": 16 * _HALF},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 128},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 48},
 }
-"""Sizes without which transformers' default configuration makes no model."""
+"""Sizes without which transformers' default configuration makes no model, or none that is trained so."""
 
 _HEAD = """# Models
 

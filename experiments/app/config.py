@@ -30,6 +30,7 @@ from experiments.app.verb_config import (
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.files.problem_file import space_from_sections, workload_from_section
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.space import BOUNDS, Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
@@ -47,8 +48,17 @@ _FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
 
 
 @dataclass
-class WorkloadConfig(_node(Workload, {one.name for one in fields(Workload)})):  # type: ignore[misc]
+class LoraConfig(_node(Lora, {one.name for one in fields(Lora)} - {"targets"})):  # type: ignore[misc]
+    """The fields of `hexiopt.problem.lora.Lora`; `targets` is a word or a list."""
+
+    targets: Any = Lora.targets
+
+
+@dataclass
+class WorkloadConfig(_node(Workload, {one.name for one in fields(Workload)} - {"lora"})):  # type: ignore[misc]
     """The fields of `hexiopt.problem.workload.Workload`."""
+
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         self.workload()

@@ -14,8 +14,10 @@ from hexiopt.errors import InputError
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.numbers.messages import MESSAGE_PRECISIONS
+from hexiopt.numbers.optimizers import OPTIMIZERS
+from hexiopt.problem.lora import STORAGES
 from hexiopt.problem.space import Space
-from hexiopt.problem.workload import AUTO, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
+from hexiopt.problem.workload import AUTO, KINDS_OF_TRAINING, RECOMPUTE_POLICIES, SHARDING_STAGES, Workload
 from hexiopt.schedules.registry import schedule_names
 
 _WIDTH = 80
@@ -80,6 +82,9 @@ _CHOICES = {
     "workload.schedule": (AUTO, *schedule_names()),
     "workload.optimizer_sharding": (AUTO, *map(str, SHARDING_STAGES)),
     "workload.gradient_bytes": ("2", "4"),
+    "workload.training": KINDS_OF_TRAINING,
+    "workload.lora.storage": tuple(STORAGES),
+    "workload.optimizer": tuple(OPTIMIZERS),
     "space.tp_degrees": ("powers_of_two", "all"),
     "space.preset": tuple(TRAINERS),
 }
@@ -123,7 +128,8 @@ def _section(key: str, value: Any) -> Iterator[str]:
     values: Any = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     if isinstance(values, dict) and key not in ("cluster", "model"):
         for name, one in values.items():
-            yield _line(f"{key}.{name}", one)
+            nested = one.items() if key == "workload" and isinstance(one, dict) else ()
+            yield from [_line(f"{key}.{name}.{part}", inner) for part, inner in nested] or [_line(f"{key}.{name}", one)]
     else:
         yield _line(key, None if isinstance(values, dict) else values)
     yield ""

@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass, replace
 from itertools import product
 
+from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
-from experiments.validation.features import OF_KINDS, unpriced
+from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
@@ -32,11 +33,12 @@ from hexiopt.files.link_files import NetworkFits
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import LORA, Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
@@ -71,11 +73,12 @@ def case_of(row: Row, given: Given) -> Case:
     cost model's fastest choice that fits in memory is taken (of all choices, where none fits), since published runs
     are tuned.
     """
-    priced = OF_KINDS if has_experts(row) else ()
+    adapters = adapters_of(row)
+    priced = (*(() if adapters is None else (ADAPTERS, QUANTISED)), *(OF_KINDS if has_experts(row) else ()))
     if feature := unpriced(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
-        cases = _cases(row, given)
+        cases = _cases(row, given, adapters)
     except InputError as error:
         raise InexpressibleError(str(error)) from None
     if len(cases) == 1:
@@ -85,7 +88,7 @@ def case_of(row: Row, given: Given) -> Case:
     return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
 
 
-def _cases(row: Row, given: Given) -> list[Case]:
+def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
     """One case for every combination of choices that the row leaves open."""
     degrees = _degrees(row)
     published = cluster_of(row, fused_attention=not stores_scores(row), fits=given.network)
@@ -110,6 +113,8 @@ def _cases(row: Row, given: Given) -> list[Case]:
             gradient_bytes=gradient_bytes_of(row),
             routing=routing_of(row),
         )
+        if adapters is not None:
+            workload = replace(workload, training=LORA, lora=adapters)
         problem = Problem(cluster, model, workload)
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
             for policy, sharding in product(policies_of(row), _shardings(row, degrees, model)):

@@ -10,18 +10,19 @@ from fnmatch import fnmatchcase
 
 from hexiopt.ledger import OFF
 
+ADAPTERS, QUANTISED = "adapters (LoRA)", "quantised weights"
 _FEATURES = {
     "mixture of experts": (
         r"\bexperts?\s*[=:]\s*\d|\bEP\s*=\s*(?:[2-9]|1\d)|\bmoe|mixture.of.experts",
         r"moe|mixtral|\d+x\d+b|\ba\d+(?:\.\d+)?b\b|deepseek-?v[2-9]|gpt-oss",
         ("*expert*", "*moe*", "ep", "top_k", "topk"),
     ),
-    "adapters (LoRA)": (
+    ADAPTERS: (
         r"\b(?:q|do)?lora\b|\badapters?\b|(?<!\+)\bpeft\b",  # not the trainer `transformers+peft`
         r"lora\b",
         ("*lora*", "*adapter*", "*peft*"),
     ),
-    "quantised weights": (r"\bquant\s*=\s*(?!none\b)\w", r"\b(?:gptq|awq|nf4|int[48])\b", ("*quant*",)),
+    QUANTISED: (r"\bquant\s*=\s*(?!none\b)\w", r"\b(?:gptq|awq|nf4|int[48])\b", ("*quant*",)),
     "state-space or linear-attention layers": (
         r"\bmamba|\blinear attention|\bstate.space",
         r"mamba|hybrid|nemotron-(?:3|h)\b",

@@ -6,6 +6,7 @@ Frameworks are those of `hexiopt/numbers/frameworks.yaml`:
 - MaxText by its name in the source or the notes: `maxtext`;
 - else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async`
   where the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
+- transformers with peft, or ms-swift, which runs it: `transformers_peft`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
 - of models with experts Megatron by what runs overlap and fuse: `megatron_moe_2026_fused` where the notes say "EP
   overlap" and "full CUDA graph", and for Megatron-Bridge's performance recipes on Blackwell below 16 bits, which have
@@ -31,6 +32,7 @@ from hexiopt.errors import InputError
 from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
 
+TRANSFORMERS = "transformers_peft"
 _OLD_MEGATRON = ("megatron_2021", "megatron_2022")
 _HALF_SYNC = ("internevo", "deepspeed")
 
@@ -50,6 +52,8 @@ def framework_of(row: Row) -> str:
         if not row.says("compile"):
             return "torchtitan_eager"
         return "torchtitan_async" if row.says("async TP", "asyncTP") else "torchtitan"
+    if re.search(r"transformers|ms-swift", text):
+        return TRANSFORMERS
     for name in ("internevo", "nanotron", "deepspeed"):
         if name in text:
             return name

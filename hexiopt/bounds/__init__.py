@@ -2,8 +2,8 @@
 
 `lower_bound_s` returns the compute bound at once; given more time, `programme` raises it by a linear program over the
 chains of stages that form pipelines. Both hold for every schedule, sharding and number of replicas; only the compute
-bound covers sequence layouts, uneven chunks, experts and layers of several kinds. All bounds and proofs are about the prices of our own cost model:
-`our_model` decides, for everybody who uses one, whether a pricer is that.
+bound covers sequence layouts, uneven chunks, experts and layers of several kinds. All bounds and proofs are about the
+prices of our own cost model: `our_model` decides, for everybody who uses one, whether a pricer is that.
 """
 
 import time

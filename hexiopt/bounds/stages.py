@@ -208,7 +208,7 @@ class _Row:
         if self.holders.sharding <= 1 or self.holders.most == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
-        params = problem.parameters.layer * (n - 1) / n
+        params = problem.parameters.layer_params * (n - 1) / n
         outside = self.machine.nic_bandwidth_bytes_per_s * self.machine.num_interfaces
         s_per_param = params / outside if self.holders.lockstep else params / self.tp_group.tp / self.inside
         scatter_s = s_per_param * problem.workload.states.gradient
@@ -275,7 +275,7 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     """
     workload = model.problem.workload
     passes = workload.states.gradient + min(workload.states.gradient, workload.states.weight)
-    layer_bytes = passes * float(model.problem.parameters.layer)
+    layer_bytes = passes * float(model.problem.parameters.layer_params)
     interface = [
         layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples
     ]

@@ -164,7 +164,7 @@ class PlanPricer:
     def _rings_in(self, plan: Plan, groups: Sequence[int] | None) -> GradientRings:
         stages = tuple([pipeline.stages for pipeline in plan.pipelines])
         if self._rings is None or self._rings[:2] != (stages, plan.sharding):
-            rings = gradient_rings(plan, groups, self.problem.parameters.trained, self.problem.cluster)
+            rings = gradient_rings(plan, groups, self.problem.parameters.trained_groups, self.problem.cluster)
             self._rings = stages, plan.sharding, rings
         return self._rings[2]
 

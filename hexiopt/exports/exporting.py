@@ -13,12 +13,13 @@ from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
+from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, with_equal_chunks
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import FULL, Workload
 from hexiopt.reading import read_text
 
 ONLY_RANKS = "ranks"
@@ -51,6 +52,11 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
 
 def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
+    if problem.model.layers:
+        raise InputError(
+            f"export.format: {trainer.name} is not written for experts, nor for layers of several kinds, as those of "
+            f"{problem.model.name}; export plans of models whose layers are equal"
+        )
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")
@@ -69,7 +75,13 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     for p, s in () if trainer.takes_depths else islice(plan.other_depths(), 1):
         what = f"{stage_name(p, s)} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
         trainer.refuse(f"{what}, as the schedule has not", "space.depth=false")
-    precision = problem.workload.message_precision
+    workload = problem.workload
+    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
+        if value != only:
+            raise InputError(
+                f"export.format: {trainer.name} is written for workload.{name}={only}; plan with that, not {value}"
+            )
+    precision = workload.message_precision
     if precision not in trainer.message_precisions and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise InputError(
             f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "

@@ -1,30 +1,32 @@
 """Reads a Hugging Face `config.json` into a `ModelSpec`, with the defaults of transformers but without importing it.
 
-A decoder whose layers are alike is read by its fields, whatever its type is called (`models/types.py`). Features that
-are not modelled are refused by their names (`models/features.py`), and so are unknown keys, all of a file in one line.
+A decoder is read by its fields, whatever its type is called (`models/types.py`). Features that are not modelled are
+refused by their names (`models/features.py`), and so are unknown keys, all of a file in one line.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.files.hub import CONFIG_FILE, hub_config, is_hub_name
-from hexiopt.files.models.facts import REQUIRED, Fact, Key
+from hexiopt.files.models.depth import gpt_neo_alternates
+from hexiopt.files.models.fact_reader import FactReader, number
+from hexiopt.files.models.facts import Key
 from hexiopt.files.models.features import feature_of_type, features, vocabulary
+from hexiopt.files.models.layers import Layers, layers_of
 from hexiopt.files.models.types import TYPES
-from hexiopt.files.models.windows import attention_window, gpt_neo_alternates
+from hexiopt.files.models.written_kinds import written_layers
 from hexiopt.ledger import OFF, Ledger
 from hexiopt.problem.form import Form
-from hexiopt.problem.model import DECODER, MAX_NAME, MAX_NORM_EPS, MAX_ROPE_THETA, RANGES, ModelSpec
+from hexiopt.problem.kind_words import layers_in_words
+from hexiopt.problem.model import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ModelSpec
 from hexiopt.reading import Section, read_mapping
 
 _FORM = tuple(field.name for field in fields(Form))
-_COUNTS = ("norms", "norm_vectors", "qk_norm_vectors", "activation_params", "extra_positions")
-_WORDS = ("activation", "norm", "qk_norm", "positions")
 _LM_HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")  # words in the names of classes
 _MISSPELT = 0.88  # likeness from which an unknown key is taken for another one
 
@@ -74,7 +76,8 @@ def model_from_config(section: Section, name: str | None = None) -> ModelSpec:
     Its name is the additional key `name`, else `_name_or_path`, else the argument `name`, else `model_type`.
     """
     config = section.values()
-    refused, kind = features(config), config.get("model_type")
+    kind = config.get("model_type")
+    refused = features(config, TYPES.get(kind) if isinstance(kind, str) else None)
     faults = [f"{key}: {text}" for key, text in refused.items()]
     if kind is None:
         near = get_close_matches("model_type", [key for key in config if key != "model_type"], n=1)
@@ -105,113 +108,71 @@ def _refusal(where: str, faults: list[str]) -> InputError:
 
 
 class _Reader:
-    """Reads the `config.json` of a known type and collects its faults; a `ConfigFile` for the rules of a row."""
+    """Reads the `config.json` of a known type and collects its faults."""
 
     def __init__(self, where: str, config: Mapping[str, Any], kind: str, refused: Mapping[str, str]) -> None:
         self._where = where
         self._config = config
         self._kind = kind
         self._type = TYPES[kind]
-        self._ledger = Ledger(where, config, vocabulary(refused))
-        self._section = Section(self._ledger, where)
-        self._faults: list[str] = []
+        self._ledger = Ledger(where, config, vocabulary(refused, self._type.names))
+        self._facts = FactReader(where, self._ledger)
+        self._section = self._facts.section
         self._notes: list[str] = []
 
     def model(self, name: str | None, faults: list[str]) -> ModelSpec:
         """The model. Raises InputError with `faults` and all other faults of the file."""
-        self._faults += faults
-        values: dict[str, Any] = {}
-        for field, fact in self._type.facts.items():
-            with self._collecting():
-                values[field] = self._fact(field, fact, values)
-        with self._collecting():
+        self._facts.faults += faults
+        collecting, written = self._facts.collecting, Layers()
+        if self._kind == DECODER:
+            with collecting():
+                written = written_layers(self._section)
+        follows = {field: value for field, value in written.fields().items() if field not in self._ledger}
+        values = self._facts.row(dict(self._type.facts) | follows, {})
+        with collecting():
             self._derive(values)
-        with self._collecting():
+        with collecting():
             values |= self._rope(values)
-        before = len(self._faults)
-        with self._collecting():
-            values["attention_window"] = self._window(values)
-        if "num_layers" not in values:  # a fault already, without which windows cannot be judged
-            del self._faults[before:]
+        before = len(self._facts.faults)
+        layers = written
+        with collecting():
+            layers = written if written.kinds else self._layers(values)
+        if "num_layers" not in values:  # a fault already, without which layers cannot be judged
+            del self._facts.faults[before:]
         model_name = self._name(name or self._kind)
         self._head()
         self._own_code()
+        self._fixed()
         self._unread()
-        if self._faults:
-            raise _refusal(self._where, self._faults)
-        architecture, form = self._type.architecture, None
+        if self._facts.faults:
+            raise _refusal(self._where, self._facts.faults)
         with self._section.building():
-            if architecture == DECODER:
-                form = Form(**{field: values.pop(field) for field in _FORM})
-                if self._kind != DECODER:
-                    self._notes.insert(0, f"model_type {self._kind} is read by its fields: {form.in_words()}")
-            notes = (*self._notes, *self._type.notes)
-            return ModelSpec(name=model_name, architecture=architecture, form=form, notes=notes, **values)
+            return self._built(model_name, values, layers)
 
-    # What the functions of a row ask
+    def _layers(self, values: dict[str, Any]) -> Layers:
+        if self._kind == "gpt_neo":
+            alternates = gpt_neo_alternates(self._section, values.get("num_layers", 0))
+            return Layers(window=values.get("attention_window") if alternates else None)
+        form = ARCHITECTURES[self._type.architecture].form
+        layers = layers_of(self._facts, self._type, values if form is None else form.to_dict() | values)
+        return layers._replace(window=values["attention_window"]) if self._kind == DECODER else layers
 
-    def size(self, name: str, default: int | None = None) -> int | None:
-        """A whole number; `default` where it is absent or null."""
-        value: int | None = self._section.integer(name, at_least=0, at_most=RANGES["vocab_size"][1], default=None)
-        return default if value is None else value
-
-    def number(self, name: str, default: float) -> float:
-        """A number above 0; `default` where it is absent or null."""
-        return _number(self._section, name, 1e6, default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """A switch; `default` where it is absent."""
-        if name in self._section and self._section.raw(name, None) is None:
-            self._section.fail(name, "is not true or false; write one of them")
-        return bool(self._section.flag(name, default))
-
-    def inner(self, name: str) -> Mapping[str, Any]:
-        """The mapping under a key; an empty one where it is absent or null."""
-        inner = self._section.raw(name, None)
-        return {} if inner is None else self._section.section(name).values()
-
-    def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise InputError for the value of a key."""
-        self._section.fail(name, rule)
-
-    # Facts
-
-    @contextmanager
-    def _collecting(self) -> Iterator[None]:
-        """Collect the InputError that the block raises, if any, as a fault of the file."""
-        try:
-            yield
-        except InputError as error:
-            self._faults.append(str(error).removeprefix(self._where).lstrip(":. "))
-
-    def _fact(self, field: str, fact: Fact, values: dict[str, Any]) -> Any:
-        if not isinstance(fact, Key):
-            return fact(self, values) if callable(fact) else fact
-        present = [name for name in fact.names if name in self._ledger]
-        name = (*present, fact.names[0])[0]
-        if len({repr(self._config[other]) for other in present}) > 1:
-            raise InputError(f"{self._section.at(name)}: differs from {present[1]}, its other name; state one of them")
-        if isinstance(fact.default, bool):
-            switch = self.flag(name, fact.default)
-            return switch if fact.then is None else fact.then[switch]
-        value = self._value(field, name)
-        if value is not None or (present and field in ("num_kv_heads", "attention_window")):
-            return value
-        if fact.default is REQUIRED or (present and field == "head_dim" and fact.default is not None):
-            self._section.refuse_missing(name)
-        return fact.default
-
-    def _value(self, field: str, name: str) -> Any:
-        """The value of the key `name`, read as `field` requires; None where it is absent or null."""
-        if field in RANGES or field in _COUNTS:
-            low, high = RANGES.get(field, (0, 1024))
-            return self._section.integer(name, at_least=low, at_most=high, default=None)
-        if field in _WORDS:
-            return self._section.text(name, default=None)
-        if field == "output_bias":
-            return self._section.flag(name, None)
-        most = MAX_NORM_EPS if field == "norm_eps" else MAX_ROPE_THETA
-        return self._section.number(name, above=0, at_most=most, default=None)
+    def _built(self, name: str, values: dict[str, Any], layers: Layers) -> ModelSpec:
+        architecture, form = self._type.architecture, None
+        if layers.kinds and architecture != DECODER:
+            architecture, form = DECODER, ARCHITECTURES[architecture].form
+            values.pop("projected_embedding", None)
+        elif architecture == DECODER:
+            form = Form(**{field: values.pop(field) for field in _FORM})
+        values |= {"attention_window": layers.window, "layers": layers.kinds, "extra_layers": layers.extra}
+        if self._kind != DECODER:
+            values |= layers.fields()
+        notes = [*self._notes, *self._type.notes]
+        model = ModelSpec(name=name, architecture=architecture, form=form, **values)
+        if form is not None and self._kind != DECODER:
+            words = layers_in_words(model.layers, model.extra_layers) or form.in_words()
+            notes.insert(0, f"model_type {self._kind} is read by its fields: {words}")
+        return model.replace(notes=tuple(notes))
 
     def _derive(self, values: dict[str, Any]) -> None:
         """Fill in the facts that follow from other facts, if those are known."""
@@ -244,32 +205,21 @@ class _Reader:
         path = self._ledger.get("_name_or_path")
         return self._config["name"] if "name" in self._ledger else path if _usable(path) else default
 
-    def _window(self, values: Mapping[str, Any]) -> int | None:
-        window: int | None = values.get("attention_window")
-        num_layers, windows = values.get("num_layers", 0), self._type.windows
-        if self._kind == "gpt_neo":
-            return window if gpt_neo_alternates(self._section, num_layers) else None
-        if windows is not None:
-            window = self._fact("attention_window", windows.key, {})
-        elif "attention_window" in values:
-            return window
-        return attention_window(self._section, windows, window, num_layers, values.get("max_positions", 0))
-
     def _rope(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`rope_theta` and `rope_type`, from the keys of transformers 5 or of earlier versions."""
         if not isinstance(self._type.facts.get("rope_theta"), Key) or "rope_theta" not in values:
             return {}
-        theta, windows, out = values["rope_theta"], self._type.windows, dict[str, Any]()
+        theta, mixers, out = values["rope_theta"], self._type.mixers, dict[str, Any]()
         for holder in ("rope_parameters", "rope_scaling"):
             if self._section.raw(holder, None) in (None, {}):
                 continue
             rope = self._section.section(holder)
             if any(isinstance(inner, dict) for inner in rope.values().values()):
-                if windows is None or windows.period is None:
+                if mixers is None or mixers.window is None or mixers.switch is not None:
                     self._section.fail(holder, "differs by layer, which is not modelled; state one for all")
                 rope = rope.section("full_attention")
             kind = rope.text("rope_type", default=None) or rope.text("type", default=None) or "default"
-            out = {"rope_theta": _number(rope, "rope_theta", MAX_ROPE_THETA, theta), "rope_type": kind}
+            out = {"rope_theta": number(rope, "rope_theta", MAX_ROPE_THETA, theta), "rope_type": kind}
         return out
 
     # Keys
@@ -287,35 +237,45 @@ class _Reader:
         classes = self._ledger.get("auto_map")
         if not classes:
             return
-        stem = self._kind.replace("_", "").replace("-", "")
+        stems = (self._kind.replace("_", "").replace("-", ""), *self._type.own_code)
         names = list(classes.values()) if isinstance(classes, dict) else [classes]
-        if all(isinstance(name, str) and name.rpartition(".")[2].lower().startswith(stem) for name in names):
+        if all(isinstance(name, str) and name.rpartition(".")[2].lower().startswith(stems) for name in names):
             self._notes.append(f"auto_map: its own code is taken to be that of {self._kind} in transformers")
             return
         remedy = f"remove the key if its layers are those of {self._kind}"
-        self._faults.append(f"auto_map: the model has its own code, of unknown shape; {remedy}")
+        self._facts.faults.append(f"auto_map: the model has its own code, of unknown shape; {remedy}")
+
+    def _fixed(self) -> None:
+        """Refuse values of keys that may have one value only, and note weights stored in a narrow format."""
+        for name, value in self._type.only.items():
+            stated = self._ledger.get(name)
+            items = stated if isinstance(stated, list) else [stated]
+            if any(item is not None and item != value for item in items):
+                self._facts.faults.append(f"{name}: {quoted(stated)} is not modelled; only {json.dumps(value)} is")
+        for name in self._type.ignores:
+            self._ledger.get(name)
+        stored = self._config.get("quantization_config")
+        if isinstance(stored, dict) and self._type.stored and stored.get("quant_method") == self._type.stored:
+            self._notes.append(
+                f"quantization_config: its makers store weights in {self._type.stored}; they are trained and priced in "
+                "the workload's precision"
+            )
 
     def _unread(self) -> None:
         """Refuse all unread keys at once. A key whose value means "off" passes, unless it looks misspelt."""
-        keys = (fact for fact in self._type.facts.values() if isinstance(fact, Key))
-        read_names = {"name", *(name for key in keys for name in key.names)}
+        read_names = {"name", *self._type.names}
         unread = [
             name
             for name in self._ledger.unread()
             if self._config[name] not in OFF or get_close_matches(name, read_names, n=1, cutoff=_MISSPELT)
-            if not any(fault.startswith(f"{name}: ") for fault in self._faults)
+            if not any(fault.startswith(f"{name}: ") for fault in self._facts.faults)
         ]
         hints = [(name, did_you_mean(name, read_names)) for name in unread]
         near = {name: hint for name, hint in hints if hint.startswith("did you mean")}
         if len(unread) == 1:
             hint = f", {near[unread[0]]}" if near else ""
-            self._faults.append(f"{unread[0]}: unknown key{hint}; remove it if it does not change the model's shape")
+            rule = f"unknown key{hint}; remove it if it does not change the model's shape"
+            self._facts.faults.append(f"{unread[0]}: {rule}")
         elif unread:
             names = ", ".join(f"{name} ({near[name]})" if name in near else name for name in unread)
-            self._faults.append(f"{names}: unknown keys; remove those that do not change the model's shape")
-
-
-def _number(section: Section, key: str, at_most: float, default: float) -> float:
-    """The number above 0 under `key`; `default` where it is absent or null."""
-    value: float | None = section.number(key, above=0, at_most=at_most, default=None)
-    return default if value is None else value
+            self._facts.faults.append(f"{names}: unknown keys; remove those that do not change the model's shape")

@@ -10,7 +10,7 @@ QK_NORMS = ("none", "plain", "head", "heads", "whole")
 _WORDS = {"norm": ("rms", "layer"), "qk_norm": QK_NORMS, "positions": ("rope", "learned", "none")}
 _COUNTS = {
     "norm_vectors": (0, 2),
-    "norms": (1, 4),
+    "norms": (1, 8),
     "qk_norm_vectors": (1, 2),
     "activation_params": (0, 16),
     "extra_positions": (0, 1024),
@@ -31,7 +31,8 @@ class Form:
     norm_vectors: int = 1
     """Vectors of parameters of a norm: 0 (no weights), 1 (weight) or 2 (weight and bias)."""
     norms: int = 2
-    """Norms of hidden_size values in a layer: 1 where attention and MLP read the same, 4 with those of both outputs."""
+    """Norms of hidden_size values in a layer: 1 where attention and MLP read the same, 4 with those of both outputs,
+    7 with those of experts beside the MLP (Gemma 4)."""
     qk_norm: str = "none"
     """Norm of queries and keys: `plain` without weights, `head` with head_dim weights for all heads, `heads` with such
     for each head, `whole` of all heads together."""

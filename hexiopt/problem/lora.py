@@ -76,7 +76,7 @@ class Lora(Value):
         return TARGET_GROUPS[self.targets] if isinstance(self.targets, str) else self.targets
 
     @property
-    def stored(self) -> Storage:
+    def frozen_storage(self) -> Storage:
         """How frozen matrices are stored."""
         return STORAGES[self.storage]
 
@@ -94,11 +94,13 @@ def _targets(value: object) -> str | tuple[str, ...]:
         return word_in(value, where, TARGET_GROUPS)
     names = list(value) if isinstance(value, Iterable) else []
     if not names:
-        raise FieldError(
-            where, value, f"is no list; choose {', '.join(TARGET_GROUPS)}, or some of {', '.join(TARGETS)}"
-        )
+        choices = f"choose {', '.join(TARGET_GROUPS)}, or some of {', '.join(TARGETS)}"
+        raise FieldError(where, value, f"names no matrix; {choices}")
     for name in names:
         if name not in TARGETS:
             raise FieldError(where, name, f"is not known; {did_you_mean(str(name), TARGETS)}")
     ordered = tuple(target for target in TARGETS if target in names)
     return next((name for name, group in TARGET_GROUPS.items() if group == ordered), ordered)
+
+
+DEFAULT_ADAPTERS = Lora()

@@ -1,7 +1,7 @@
 """The shape of a decoder-only transformer, and its exact numbers of parameters and FLOPs."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -347,8 +347,8 @@ class ModelSpec(Value):
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The different kinds of layers, in the order of their first layers."""
-        return tuple(dict.fromkeys(self.layers)) or (self._only_kind,)
+        """The different kinds of layers, in the order of their first layers, then those of `extra_layers`."""
+        return tuple(dict.fromkeys((*self.layers, *self.extra_layers))) or (self._only_kind,)
 
     @property
     def _only_kind(self) -> LayerKind:
@@ -372,8 +372,7 @@ class ModelSpec(Value):
 
     @cached_property
     def _layer_of(self) -> dict[LayerKind, Layer]:
-        kinds = dict.fromkeys((*self.kinds, *self.extra_layers))
-        return {kind: layer_of(self.decoder_form, self.hidden_size, kind) for kind in kinds}
+        return {kind: layer_of(self.decoder_form, self.hidden_size, kind) for kind in self.kinds}
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
@@ -394,8 +393,8 @@ class ModelSpec(Value):
 
     @property
     def equal_layers(self) -> bool:
-        """Whether all layers are of one kind, and none predicts further tokens."""
-        return len(self.kinds) == 1 and not self.extra_layers
+        """Whether all layers are of one kind, those too that predict further tokens."""
+        return len(self.kinds) == 1
 
     @cached_property
     def layer(self) -> Layer:
@@ -437,7 +436,21 @@ class ModelSpec(Value):
                 experts = ParameterGroup("layer", split.on(whole_layer), split, vectors_of[1], number, True, of_kind)
                 of_layers.append(experts)
         ends = [ParameterGroup(holder, split.on(whole), split, vectors) for holder, split, vectors in rows]
-        return (*of_layers, *ends)
+        return (*of_layers, *ends, *self._extra_groups)
+
+    @property
+    def _extra_groups(self) -> Iterator[ParameterGroup]:
+        """Parameters of layers that predict further tokens, which last stages hold: those of the layer, the projection
+        of two hidden states to one, and the norms of both and of the output."""
+        for kind in self.extra_layers:
+            layer, number = self._layer_of[kind], self.kinds.index(kind)
+            whole, norms = layer.shard(1, 0), 3 * self.hidden_size * self.decoder_form.norm_vectors
+            dense = layer.params._replace(experts=0, whole=layer.params.whole + 2 * self.hidden_size**2 + norms)
+            vectors = layer.vectors._replace(experts=0, whole=layer.vectors.whole + norms)
+            yield ParameterGroup("last", dense.on(whole), dense, vectors, number)
+            if layer.params.experts:
+                split, biases = Split(experts=layer.params.experts), Split(experts=layer.vectors.experts)
+                yield ParameterGroup("last", split.on(whole), split, biases, number, True)
 
     def params_of(self, *holders: Holder) -> int:
         """Parameters of all groups that any of `holders` holds."""
@@ -445,8 +458,10 @@ class ModelSpec(Value):
 
     @cached_property
     def layer_params(self) -> int:
-        """Parameters of one decoder layer, where all are equal."""
-        return self.layer.num_params
+        """Parameters of a decoder layer, of the mean one where there are several kinds."""
+        return round(
+            sum(count * self._layer_of[kind].num_params for kind, count in self._count_of.items()) / self.num_layers
+        )
 
     @cached_property
     def vocabulary_params(self) -> int:
@@ -466,7 +481,7 @@ class ModelSpec(Value):
     @cached_property
     def head_params(self) -> int:
         """Parameters of the final norm, the projection from hidden_size, the LM head's bias and, if untied, matrix."""
-        return self.params_of("last")
+        return self.params_of("last") - self.extra_params
 
     @property
     def num_params(self) -> int:
@@ -476,10 +491,8 @@ class ModelSpec(Value):
 
     @property
     def extra_params(self) -> int:
-        """Parameters of layers that predict further tokens: the layer, a projection of two hidden states to one, and
-        the norms of both and of the output."""
-        beside = 2 * self.hidden_size**2 + 3 * self.hidden_size * self.decoder_form.norm_vectors
-        return sum(self._layer_of[kind].num_params + beside for kind in self.extra_layers)
+        """Parameters of layers that predict further tokens."""
+        return sum(group.params for group in self._extra_groups)
 
     @property
     def active_params(self) -> int:
@@ -496,13 +509,14 @@ class ModelSpec(Value):
 
     @property
     def layer_gemm_flops_per_token(self) -> int:
-        """Forward FLOPs per token of one layer's weight matrices, where all layers are equal."""
-        return 2 * self.layer.active_weights
+        """Forward FLOPs per token of the mean layer's weight matrices."""
+        weights = sum(count * self._layer_of[kind].active_weights for kind, count in self._count_of.items())
+        return 2 * round(weights / self.num_layers)
 
     def attention_flops_per_token(self, seq_len: int) -> int:
-        """Forward FLOPs per token of one layer's scores and weighted values, causal half of 4·s·q, where all layers are
-        equal."""
-        return round(self.layer.mixing_flops_per_token(seq_len))
+        """Forward FLOPs per token of the mean layer's scores and weighted values, causal half of 4·s·q, and scans."""
+        flops = (n * self._layer_of[kind].mixing_flops_per_token(seq_len) for kind, n in self._count_of.items())
+        return round(sum(flops) / self.num_layers)
 
     def layers_flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token of all layers; with those that predict further tokens, their projection and the head
@@ -542,9 +556,10 @@ class ModelSpec(Value):
         if self.form is not None:
             out |= self.form.to_dict()
         if self.layers:
+            main = list(dict.fromkeys(self.layers))
             out |= {
-                "layer_kinds": [kind.to_dict() for kind in self.kinds],
-                "layer_pattern": [self.kinds.index(kind) for kind in self.layers],
+                "layer_kinds": [kind.to_dict() for kind in main],
+                "layer_pattern": [main.index(kind) for kind in self.layers],
                 "extra_layer_kinds": [kind.to_dict() for kind in self.extra_layers],
             }
         for name, key in self._facts.keys.items():

@@ -1,12 +1,12 @@
-"""Which parameters of a model are trained, which stay frozen, and their bytes: what memory, gradient rings and optimizer
-steps count."""
+"""Which parameters of a model are trained, which stay frozen, and their bytes: memory, gradient rings and optimizer
+steps count these."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hexiopt.numbers.optimizers import OPTIMIZERS, StateBytes, orthogonal_flops
+from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS, StateBytes, orthogonal_flops
 from hexiopt.problem.lora import TARGETS, Lora
 from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.operators import Holder, ParameterGroup, Shard, Split
@@ -46,7 +46,7 @@ class Parameters:
     workload: Workload
 
     @cached_property
-    def trained(self) -> tuple[ParameterGroup, ...]:
+    def trained_groups(self) -> tuple[ParameterGroup, ...]:
         """Groups of trained parameters: all of the model, or the adapters of each layer."""
         lora = self.workload.adapters
         if lora is None:
@@ -56,54 +56,73 @@ class Parameters:
         return (ParameterGroup("layer", split.on(largest_shard(self.model, 1)), split),)
 
     @cached_property
-    def frozen(self) -> tuple[FrozenGroup, ...]:
+    def frozen_groups(self) -> tuple[FrozenGroup, ...]:
         """Groups of frozen parameters: none, or all of the model. Embedding and LM head are never quantised."""
         lora, width = self.workload.adapters, float(self.workload.element_bytes)
         if lora is None:
             return ()
-        matrix = lora.stored.element_bytes or width
+        matrix = lora.frozen_storage.element_bytes or width
         groups = self.model.parameter_groups
         return tuple(FrozenGroup(group, matrix if group.holder == "layer" else width, width) for group in groups)
 
     def params_of(self, *holders: Holder) -> int:
-        """Trained parameters of all groups that any of `holders` holds."""
-        return sum(group.params for group in self.trained if group.holder in holders)
+        """Trained parameters of all groups that any of `holders` holds, of the mean layer where layers are of several
+        kinds."""
+        counts = ((group, self._count(group)) for group in self.trained_groups if group.holder in holders)
+        return round(sum(group.params * count / self._units(group) for group, count in counts))
+
+    def _units(self, group: ParameterGroup) -> int:
+        """Layers, of a group that layers hold, else 1."""
+        return self.model.num_layers if group.holder == "layer" else 1
+
+    def _count(self, group: ParameterGroup) -> int:
+        """Units that hold such a group."""
+        return self._units(group) if group.layers is None else len(group.layers)
 
     @property
-    def layer(self) -> int:
+    def layer_params(self) -> int:
         """Trained parameters of a layer."""
         return self.params_of("layer")
 
     @property
-    def first(self) -> int:
+    def first_params(self) -> int:
         """Trained parameters that only first stages hold."""
         return self.params_of("first")
 
     @property
-    def last(self) -> int:
+    def last_params(self) -> int:
         """Trained parameters that only last stages hold."""
         return self.params_of("last")
 
     @property
-    def tied(self) -> int:
+    def tied_params(self) -> int:
         """Trained parameters that first and last stages hold together."""
         return self.params_of("ends")
 
     @property
-    def num_trained(self) -> int:
+    def num_trained_params(self) -> int:
         """All trained parameters."""
-        return self.model.num_layers * self.layer + self.params_of("first", "last", "ends")
+        return self.model.num_layers * self.layer_params + self.params_of("first", "last", "ends")
 
     @property
     def bytes(self) -> float:
         """Bytes of all states, unsharded: weights, gradients, master weights, moments and what is frozen."""
-        counts = {"layer": self.model.num_layers}
         states: Mapping[bool, StateBytes] = {True: self.workload.states, False: self.end_states}
         trained = sum(
-            counts.get(group.holder, 1) * group.params * states[group.holder == "layer"].total for group in self.trained
+            self._count(group) * group.params * states[group.holder == "layer"].total for group in self.trained_groups
         )
         whole = largest_shard(self.model, 1)
-        return trained + sum(counts.get(row.group.holder, 1) * row.bytes_on(whole) for row in self.frozen)
+        return trained + sum(self._count(row.group) * row.bytes_on(whole) for row in self.frozen_groups)
+
+    @property
+    def in_words(self) -> str | None:
+        """What is trained and by which optimizer; None for the whole model by AdamW."""
+        lora, optimizer = self.workload.adapters, self.workload.optimizer
+        by = "" if optimizer == ADAMW else f"by {optimizer}"
+        if lora is None:
+            return f"full, {by}" if by else None
+        trained = f"{self.num_trained_params / 1e6:.3g} M parameters trained"
+        return f"{lora}: {trained} {by}".rstrip()
 
     @property
     def end_states(self) -> StateBytes:
@@ -123,7 +142,8 @@ class Parameters:
         lora = self.workload.adapters
         if lora is None:
             return model.model_flops_per_token(seq_len)
-        layer = 2 * model.layer_gemm_flops_per_token + 3 * model.attention_flops_per_token(seq_len) + 6 * self.layer
+        layer = 2 * model.layer_gemm_flops_per_token + 3 * model.attention_flops_per_token(seq_len)
+        layer += 6 * self.layer_params
         return model.num_layers * layer + model.embedding_flops_per_token + 2 * model.head_flops_per_token
 
     def orthogonal_flops(self) -> tuple[float, ...]:

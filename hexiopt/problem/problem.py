@@ -149,8 +149,8 @@ class Problem(Value):
     def mfu(self, step_s: float, num_devices: int | None = None) -> float:
         """Model FLOPs utilisation of a step of `step_s` seconds (PaLM, arXiv 2204.02311, appendix B).
 
-        It is the FLOPs that training takes (`Parameters.flops_per_token`), without recomputation, over the peak of the cluster, or of `num_devices` devices at
-        the mean peak.
+        It is the FLOPs that training takes (`Parameters.flops_per_token`), without recomputation, over the peak of the
+        cluster, or of `num_devices` devices at the mean peak.
         """
         flops = self.workload.tokens * self.parameters.flops_per_token
         peak = self.cluster.total_peak_flops(self.workload.precision)

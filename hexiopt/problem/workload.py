@@ -10,7 +10,7 @@ from hexiopt.errors import FieldError, did_you_mean
 from hexiopt.numbers.gpus import PRECISIONS, QUANTIZED_BYTES
 from hexiopt.numbers.messages import MESSAGE_PRECISIONS, TRAINING, quantized_bytes
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS, StateBytes
-from hexiopt.problem.lora import Lora
+from hexiopt.problem.lora import DEFAULT_ADAPTERS, Lora
 from hexiopt.schedules.registry import schedule_by_name, schedule_names
 from hexiopt.value import Value
 
@@ -64,7 +64,7 @@ class Workload(Value):
     message_precision: str = TRAINING
     routing: str = "natural"
     training: str = FULL
-    lora: Lora = Lora()
+    lora: Lora = DEFAULT_ADAPTERS
     optimizer: str = ADAMW
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Workload(Value):
     def _check_training(self) -> None:
         """Refuse what adapters and the optimizer cannot have."""
         sharding = self.optimizer_sharding
-        if self.adapters is None and self.lora != Lora():
+        if self.adapters is None and self.lora != DEFAULT_ADAPTERS:
             raise FieldError("workload: training", FULL, "has no adapters; choose workload.training=lora, or no lora")
         if self.adapters is not None and self.precision in QUANTIZED_BYTES:
             rule = "is not modelled beside adapters; choose workload.precision=bf16"

@@ -233,9 +233,15 @@ def workload_rows(problem: Problem, plan: Plan) -> Iterator[Row]:
     yield "precision", f"{workload.precision}, {workload.element_bytes} B per element", "workload"
     message_bytes = workload.message_bytes(problem.model.hidden_size)
     yield "message_precision", f"{workload.message_precision}, {message_bytes:,} B per token", "workload"
-    states = workload.states
-    state_bytes = f"{states.weight} + {states.gradient} + {states.master} + {states.moment} B"
-    yield "per parameter", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"
+    states, parameters = workload.states, problem.parameters
+    if (training := parameters.in_words) is not None:
+        yield "training", training, "workload"
+    state_bytes = f"{states.weight:g} + {states.gradient:g} + {states.master:g} + {states.moment:g} B"
+    of = "trained parameter" if parameters.frozen_groups else "parameter"
+    yield f"per {of}", state_bytes, f"weight, gradient, master, {states.moments}: mixed precision"
+    if (lora := workload.adapters) is not None:
+        stored = parameters.frozen_groups[0].matrix_bytes
+        yield "per frozen parameter", f"{stored:.4g} B", f"matrices of layers in {lora.storage}, all else as precision"
     for name, choice in (("schedule", plan.schedule.name), ("optimizer_sharding", str(plan.sharding.stage))):
         yield name, choice, "chosen by the search (auto)" if getattr(workload, name) == "auto" else "workload"
 

@@ -285,7 +285,7 @@ class PlanFacts:
     def has_gradient_sync(self) -> bool:
         """Whether any gradient has more than one holder: in several pipelines, in a replicated stage or, with tied
         embeddings, in the first and the last stage."""
-        return bool(Holdings.of(self.plan.pipelines).shared_groups(self.problem.parameters.trained))
+        return bool(Holdings.of(self.plan.pipelines).shared_groups(self.problem.parameters.trained_groups))
 
     @property
     def last_phase(self) -> str:

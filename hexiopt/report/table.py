@@ -278,6 +278,7 @@ def choices(facts: PlanFacts) -> Pairs:
         precision += f", messages {workload.message_precision}"
     return [
         ("batch", f"{workload.global_batch:,} × {workload.seq_len:,} tokens, {precision}"),
+        *([("training", training)] if (training := facts.problem.parameters.in_words) else []),
         ("plan", f"{count(len(plan.pipelines), 'pipeline')}, {count(facts.num_stages, 'stage')}"),
         ("devices", f"{facts.used_devices} used"),
         ("schedule", plan.schedule.name),

@@ -83,6 +83,7 @@ def _problem(problem: Problem) -> str:
         ("batch", f"{work.global_batch:,} × {work.seq_len:,} tokens"),
         ("precision", work.precision),
         *((name.replace("_", " "), getattr(work, name)) for name in _CHOICES),
+        *([("training", training)] if (training := problem.parameters.in_words) else []),
         *_fields(problem.space),
     ]
     return _cluster(problem.cluster) + _model(problem.model) + _facts("Workload and plan space", facts)

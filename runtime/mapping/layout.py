@@ -13,6 +13,7 @@ from math import lcm
 from typing import assert_never
 
 from hexiopt.cost.executors.communicators import Channels
+from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
@@ -21,7 +22,7 @@ from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.space import recompute_groups
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
@@ -238,6 +239,9 @@ def untrainable(
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
+        if value != only:
+            return f"workload.{name}: {value} cannot be trained yet, only planned; take {only}"
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hexiopt.numbers.coefficients import FUSED_ATTENTION_BACKWARD_PASSES
-from hexiopt.numbers.optimizers import OPTIMIZERS
+from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
 from runtime.device import free_unused, has_flash_attention
 from runtime.measure.points import MeasuredPoint
 from runtime.measure.timing import Timer
@@ -187,7 +187,7 @@ class OperatorBench:
                 w.copy_(m)
 
             width = weight.element_size()
-            num_bytes = count * float(OPTIMIZERS["adam"].states(width, width).step_bytes)
+            num_bytes = count * float(OPTIMIZERS[ADAMW].states(width, width).step_bytes)
             seconds = self._timer.seconds(step, self.seconds / _POINTS["adam"])
             yield MeasuredPoint("adam", {"params": count, "bytes": num_bytes}, seconds)
 

@@ -218,9 +218,9 @@ class GridEstimates:
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""
         trained, width = self.problem.parameters, self.problem.workload.states.gradient
-        num_bytes = [float(n * trained.layer * width) for n in layers]
+        num_bytes = [float(n * trained.layer_params * width) for n in layers]
         num_bytes[0] += trained.params_of("first", "ends") * width
-        num_bytes[-1] += trained.last * width
+        num_bytes[-1] += trained.last_params * width
         return num_bytes
 
     def exposed_s(
@@ -235,7 +235,7 @@ class GridEstimates:
         if not self._sums_early:
             return list(sync_s)
         trained, width = self.problem.parameters, self.problem.workload.states.gradient
-        last_bytes = [float(trained.layer * width)] * len(layers)
+        last_bytes = [float(trained.layer_params * width)] * len(layers)
         last_bytes[0] = max(last_bytes[0], float(trained.params_of("first", "ends") * width))
         sums = 1 / 2 if sharding else 1.0  # of the seconds
         return [
@@ -271,7 +271,7 @@ class GridEstimates:
 
     def optimizer_s(self, grid: StageGrid, shards: int) -> float:
         """The optimiser step of a mean stage on the slowest GPU type, its states sharded over `shards`."""
-        params = self.problem.parameters.num_trained / (len(grid.stages) * grid.tp * shards)
+        params = self.problem.parameters.num_trained_params / (len(grid.stages) * grid.tp * shards)
         gpus = {self.problem.cluster.gpu_of(group[0]) for stage_groups in grid.stages for group in stage_groups}
         return max(optimizer_compute_s(self.problem.workload, gpu, params) for gpu in gpus)
 

@@ -213,6 +213,6 @@ def _all_reduce_s(times: GridEstimates, grid: StageGrid, layers: Sequence[int]) 
     width, trained = grid.width, times.problem.parameters
     slowest_s = 0.0
     for stage_groups, count in zip(grid.stages, layers, strict=True):
-        num_bytes = count * trained.layer / grid.tp * times.problem.workload.states.gradient
+        num_bytes = count * trained.layer_params / grid.tp * times.problem.workload.states.gradient
         slowest_s = max(slowest_s, 2.0 * (width - 1) / width * num_bytes / times.slowest_link[stage_groups])
     return slowest_s

@@ -104,7 +104,9 @@ def _plan(problem: Problem, devices: Sequence[int], sharding: Sharding, size: in
 
 def _passes(problem: Problem, devices: Sequence[int], sharding: Sharding) -> _Passes:
     plan = _plan(problem, devices, sharding, 1, recompute_policies(problem.workload)[:1])
-    around = gradient_rings(plan, sharding_groups(plan, problem.cluster), problem.parameters.trained, problem.cluster)
+    around = gradient_rings(
+        plan, sharding_groups(plan, problem.cluster), problem.parameters.trained_groups, problem.cluster
+    )
     within, between = (
         max((float(seconds.max()) for seconds in sync.ring_pass_s(1.0)), default=0.0)
         for sync in (around.within_group, around.between_groups)

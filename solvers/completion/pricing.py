@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hexiopt.cost.cells import with_degrees
 from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Pricer
 from solvers.completion.batches import split_batch
 from solvers.completion.depths import deepen
+from solvers.completion.kinds import split_by_kind
 from solvers.core.zero import LOCKSTEP
 
 _WORTH = 0.002  # the batch is split again if the slowest pipeline exceeds the mean by this fraction
@@ -27,8 +29,21 @@ def price_plan(pricer: Pricer, plan: Plan, limit_s: float = math.inf) -> PricedP
     """The priced `plan`, its batch split again by the priced times where that helps.
 
     None, without a full price, where it certainly exceeds `limit_s`: one pipeline alone does. Where the plan space
-    leaves depth free, stages hold what the messages of the plan ask for, if that is better.
+    leaves depth free, stages hold what the messages of the plan ask for, if that is better; where layers are of several
+    kinds, likewise a split of them by what they take and hold.
     """
+    stages, best = pricer.features.stages, None
+    if stages is not None and len(pricer.problem.model.kinds) > 1:
+        plan = with_degrees(plan, stages)
+        split = split_by_kind(plan, stages)
+        best = None if split is None else _price(pricer, split, limit_s)
+    priced = _price(pricer, plan, limit_s)
+    ranked = [each for each in (best, priced) if each is not None]
+    return min(ranked, key=lambda each: (max(0.0, each.cost.excess_bytes), each.cost.objective), default=None)
+
+
+def _price(pricer: Pricer, plan: Plan, limit_s: float) -> PricedPlan | None:
+    """As `price_plan`, of the layers that `plan` has."""
     plan, priced = _with_batches(pricer, plan)
     deep = pricer.problem.space.depth and plan.schedule.takes_depths and plan.sharding.stage < LOCKSTEP
     if max(p.end_s for p in priced) > limit_s and not deep:

@@ -24,7 +24,7 @@ def without_idle_sharding(plan: Plan, problem: Problem) -> Plan:
     """
     if not plan.sharding.stage or len(plan.pipelines) > 1 or 0 not in sharding_stages(problem.workload):
         return plan
-    several = Holdings.of(plan.pipelines).shared_groups(problem.parameters.trained)
+    several = Holdings.of(plan.pipelines).shared_groups(problem.parameters.trained_groups)
     return plan if several else replace(plan, sharding=Sharding())
 
 

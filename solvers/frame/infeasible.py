@@ -67,15 +67,15 @@ def conclude(search: Search) -> Result:
 
 def _states(problem: Problem) -> str:
     """In words: the states of the model next to the memory of all devices, and what tells a model that fits."""
-    model, each = problem.model, problem.workload.states.total
+    model, parameters, each = problem.model, problem.parameters, problem.workload.states.total
     memory = sum(
         len(devices) * problem.cluster.machines[machine].gpu.usable_memory_bytes
         for machine, devices in problem.usable_by_machine.items()
     )
-    return (
-        f"states of {each} B a parameter × {model.num_params / 1e9:.3g} B = {each * model.num_params / GIB:.4g} GiB of "
-        f"{memory / GIB:.4g} GiB; hexiopt fit says what does"
-    )
+    need, rest = f"{parameters.bytes / GIB:.4g}", f"GiB of {memory / GIB:.4g} GiB; hexiopt fit says what does"
+    if parameters.frozen_groups or parameters.end_states != problem.workload.states:
+        return f"states ({parameters.in_words}) of {need} {rest}"
+    return f"states of {each:g} B a parameter × {model.num_params / 1e9:.3g} B = {need} {rest}"
 
 
 def _more(search: Search) -> str:
@@ -242,10 +242,14 @@ def _changes(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, workload=workload), "workload.optimizer_sharding=auto"
     if workload.gradient_bytes == 4 and workload.element_bytes == 2:
         yield replace(problem, workload=replace(workload, gradient_bytes=2)), "workload.gradient_bytes=2"
+    stored, beside = workload, ""
+    if workload.adapters is not None and workload.lora.storage == "16bit":
+        stored, beside = replace(workload, lora=replace(workload.lora, storage="nf4")), " workload.lora.storage=nf4"
+        yield replace(problem, workload=stored), beside.strip()
     for factor in (2, 4, 8):
         if workload.seq_len // factor >= 512:
-            shorter = replace(workload, seq_len=workload.seq_len // factor)
-            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}"
+            shorter = replace(stored, seq_len=workload.seq_len // factor)
+            yield replace(problem, workload=shorter), f"workload.seq_len={shorter.seq_len}{beside}"
     yield from _larger_clusters(replace(problem, workload=workload))
 
 

@@ -60,7 +60,7 @@ def _rank(completer: PlanCompleter, start: Partition) -> tuple[int, float]:
 def estimated_step_s(problem: Problem, completed: CompletedPlan) -> float:
     """The estimate of its pipelines, and gradient sync: after them, or beside them from ZeRO-2 on."""
     batches = max(pipeline.num_micro_batches for pipeline in completed.plan.pipelines)
-    sync_s = _layers_passed(problem, completed.plan) * problem.parameters.layer
+    sync_s = _layers_passed(problem, completed.plan) * problem.parameters.layer_params
     zero_stage = completed.plan.sharding.stage
     sync_s *= passed_bytes(problem, zero_stage, batches)
     return max(completed.estimate_s, sync_s) if zero_stage >= LOCKSTEP else completed.estimate_s + sync_s

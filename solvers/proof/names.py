@@ -33,7 +33,9 @@ class Names:
             return cost.step_time_s
         problem, zero_stage = self._pricer.problem, plan.sharding.stage
         if plan.sharding.groups == "all":  # only ports know names: those of rings between machines
-            rings = gradient_rings(plan, sharding_groups(plan, self._cluster), problem.parameters.trained, self._fast)
+            rings = gradient_rings(
+                plan, sharding_groups(plan, self._cluster), problem.parameters.trained_groups, self._fast
+            )
             return step_cost(zero_stage, cost.pipelines, rings, problem, self._pricer.framework).step_time_s
         # Whatever the names, the last holder of a layer to be ready delays one on each of its machines, by rings that
         # load the same interfaces. Other holders may be delayed than now: their optimisers and gathering may be
@@ -60,7 +62,9 @@ class Names:
         """The machines on which a parameter that others hold too has two holders or more; with states sharded within
         machines, if this is so on two machines."""
         machine_of, found = self._cluster.machine_of, set[int]()
-        for rows in parameter_holders(Holdings.of(plan.pipelines), self._pricer.problem.parameters.trained).holders:
+        for rows in parameter_holders(
+            Holdings.of(plan.pipelines), self._pricer.problem.parameters.trained_groups
+        ).holders:
             for row in machine_of[rows].tolist():
                 several = {m for m in row if row.count(m) > 1}
                 if several and len(set(row)) > 1 and (plan.sharding.groups == "all" or len(several) > 1):

@@ -69,12 +69,13 @@ class ProofTables:
         gradient_bytes = workload.states.gradient
         # Gradients are all-reduced (ZeRO-0), or scattered and weights gathered (ZeRO-1); the smaller time counts.
         weight_bytes = min(gradient_bytes, workload.states.weight) if self.zero_stage else gradient_bytes
-        self.layer_bytes = float(trained.layer) * (gradient_bytes + weight_bytes)
+        self.layer_bytes = float(trained.layer_params) * (gradient_bytes + weight_bytes)
         self.shown = pricer.framework.share_after_backward(
             sharding_stages(workload), gradient_bytes, workload.states.weight
         )
-        self.first_units, self.last_units = trained.first / trained.layer, trained.last / trained.layer
-        self.tied_units = trained.tied / trained.layer
+        self.first_units = trained.first_params / trained.layer_params
+        self.last_units = trained.last_params / trained.layer_params
+        self.tied_units = trained.tied_params / trained.layer_params
         ends = np.array([self.first_units, self.last_units, self.first_units + self.last_units])
         self.units: Floats = np.concatenate(([0.0], ends + self.tied_units))
         self._stages = StageTable(pricer)
@@ -137,7 +138,7 @@ class ProofTables:
         """Bytes of a layer that a ring between machines passes, on all its passes: with states sharded within machines
         gradients are all-reduced between them."""
         if sharding == "machine":
-            return 2.0 * float(self.problem.parameters.layer) * self.problem.workload.states.gradient
+            return 2.0 * float(self.problem.parameters.layer_params) * self.problem.workload.states.gradient
         return self.layer_bytes
 
     @cached_property

@@ -303,7 +303,7 @@ class _BruteForce:
 
     def _names_matter(self, pipelines: Sequence[Pipeline]) -> bool:
         """Whether it may matter which of equal devices is which: to rings of three holders and more."""
-        holders = parameter_holders(Holdings.of(pipelines), self._problem.parameters.trained).holders
+        holders = parameter_holders(Holdings.of(pipelines), self._problem.parameters.trained_groups).holders
         return any(own.shape[1] > 2 for own in holders) and any(len(own) > 1 for own in self._classes.devices)
 
     def _rename(self, assignment: DeviceAssignment, plan: Plan, cost: Cost) -> None:

@@ -39,13 +39,13 @@ def adapter_times(
 def dequantisation_s(model: ModelSpec, lora: Lora, clock: OperatorTimes, shard: Shard) -> float:
     """Seconds in which a layer's frozen matrices on a rank become 16 bit, once for each pass of their products; the
     backward makes them again (bitsandbytes, `MatMul4Bit`)."""
-    moved = lora.stored.moved_bytes
+    moved = lora.frozen_storage.moved_bytes
     return clock.memory_s(moved * sum(_sizes(model, shard)), len(layer_matrices(model))) if moved else 0.0
 
 
 def dequantised_bytes(model: ModelSpec, lora: Lora, shard: Shard, width: int) -> float:
     """Bytes of the buffer in which a rank dequantises one matrix after another."""
-    return float(width * max(_sizes(model, shard))) if lora.stored.moved_bytes else 0.0
+    return float(width * max(_sizes(model, shard))) if lora.frozen_storage.moved_bytes else 0.0
 
 
 def _sizes(model: ModelSpec, shard: Shard) -> list[int]:

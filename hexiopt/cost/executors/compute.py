@@ -91,13 +91,14 @@ class ComputeTimes:
     attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
+    def followed_by(self, other: "ComputeTimes") -> "ComputeTimes":
+        """The same with the forward and backward seconds of `other` besides."""
+        forward_s, backward_s = self.forward_s + other.forward_s, self.backward_s + other.backward_s
+        return replace(self, forward_s=forward_s, backward_s=backward_s)
+
     def plus(self, more_s: float) -> "ComputeTimes":
         """The same with `more_s` more seconds in the forward and in the backward."""
-        return self.plus_times((more_s, more_s))
-
-    def plus_times(self, more_s: tuple[float, float]) -> "ComputeTimes":
-        """The same with so many more seconds in the forward and in the backward."""
-        return replace(self, forward_s=self.forward_s + more_s[0], backward_s=self.backward_s + more_s[1])
+        return replace(self, forward_s=self.forward_s + more_s, backward_s=self.backward_s + more_s)
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,8 @@ def attention_times(
 ) -> tuple[Amount, Amount]:
     """Forward and backward seconds of attention over blocks of queries and keys; 0 where there is no block.
 
-    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves; others materialise the scores
-    of whole blocks, `width` bytes each.
+    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves;
+    others materialise the scores of whole blocks, `width` bytes each.
     """
     if fused:
         flops = float(pair_flops) * pairs.causal / framework.attention_speed
@@ -192,9 +193,8 @@ def layer_compute(
     framework: Framework | None = None,
     parts: int = 1,
 ) -> ComputeTimes:
-    """The times of a decoder layer without its routed experts (`experts.py`) and adapters (`adapters.py`) on the busiest
-    rank, for a micro-batch of
-    `micro_batch_size` sequences.
+    """The times of a decoder layer without routed experts (`experts.py`) and adapters (`adapters.py`) on the busiest
+    rank, for a micro-batch of `micro_batch_size` sequences.
 
     With `parts` each sequence of the workload is one of so many parts of a longer sequence, to all of which its tokens
     attend; other devices hold the other parts.

@@ -149,6 +149,10 @@ class MemoryModel:
                 routed=rows,
             )
             of_kind.append(Activations.of(model, workload, its_shard, its_share, layer))
+        if model.extra_layers:  # each keeps what a layer does, and what the head does once more
+            further = [of_kind[model.kinds.index(kind)] for kind in model.extra_layers]
+            more = sum(sizes.layer + sizes.internals + sizes.final_norm + sizes.loss for sizes in further)
+            of_kind = [replace(sizes, loss=sizes.loss + more) for sizes in of_kind]
         self.of_kind = tuple(of_kind)
         self.activations = of_kind[0] if len(layers) == 1 else mean(of_kind, model.weight_of_kinds)
         self._free_bytes: Memo[tuple[float, bool, bool, tuple[str, ...], StateSharding], Callable[[int], float]] = Memo(
@@ -282,20 +286,20 @@ class MemoryModel:
         """Bytes of weights, gradients, master weights and moments on the fullest device of a stage of so many mean
         layers, or layers of each kind."""
         (stage, count), at = shards, (num_layers, first, last)
-        own = self.sharded_states if stage else self.rank_states
+        rank = self.sharded_states if stage else self.rank_states
         params = weights = gradients = self.num_params(*at)
         if stage >= 2 and count > 1:
-            vectors = own.vectors.stage(*at)
+            vectors = rank.vectors.stage(*at)
             layers = num_layers if isinstance(num_layers, int) else sum(num_layers)
             gradients = (params - vectors) / count + vectors + self.whole_params(layers, first, last)
             if stage == 3:
                 weights = gradients
         sizes, spread = self._workload.states, shards.spread
         return (
-            weights * sizes.weight + own.frozen_bytes.stage(*at),
+            weights * sizes.weight + rank.frozen_bytes.stage(*at),
             gradients * sizes.gradient,
-            own.spread.stage(*at) * sizes.master / spread,
-            own.moment_bytes.stage(*at) / spread,
+            rank.spread.stage(*at) * sizes.master / spread,
+            rank.moment_bytes.stage(*at) / spread,
         )
 
     def max_layers(

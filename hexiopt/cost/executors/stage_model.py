@@ -110,7 +110,8 @@ def framework_of(problem: Problem, framework: Framework | None = None) -> Framew
 
 
 class StageModel:
-    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_attention`."""
+    """Prices single stages of a problem. Raises InputError for a model that is not priced: see `_check_layers` and
+    `_check_attention`."""
 
     def __init__(
         self, problem: Problem, framework: Framework | None = None, context: ContextParallel | None = None
@@ -290,23 +291,23 @@ class StageModel:
         size = micro_batch_size // tp_group.replicas
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
-        head = head.plus_times(self._further_s(tp_group, micro_batch_size, head))
+        head = head.followed_by(self._further_compute(tp_group, micro_batch_size, head))
         if workload.adapters is not None:  # no gradient flows into a frozen embedding
             return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
 
-    def _further_s(self, tp_group: TpGroup, micro_batch_size: int, head: ComputeTimes) -> tuple[float, float]:
-        """Forward and backward seconds of the layers that predict further tokens: each projects two hidden states to
-        one, and has the head once more."""
+    def _further_compute(self, tp_group: TpGroup, micro_batch_size: int, head: ComputeTimes) -> ComputeTimes:
+        """The times of the layers that predict further tokens: of each the projection of two hidden states to one, the
+        layer, and the head once more."""
         model, workload, size = self.problem.model, self.problem.workload, micro_batch_size // tp_group.replicas
-        forward_s = backward_s = 0.0
         clock, flops = self._clocks[tp_group.gpu.name], 4.0 * size * workload.seq_len * model.hidden_size**2
+        further = ComputeTimes(0.0, 0.0)
         for kind in model.extra_layers:
             layer_s = self.layer_s(tp_group, micro_batch_size, "none", self._every_kind.index(kind))
             projection_s = clock.gemm_s(flops / tp_group.degree)
-            forward_s += layer_s[0] + projection_s + head.forward_s
-            backward_s += layer_s[1] + c.GEMM_BACKWARD_PASSES * projection_s + head.backward_s
-        return forward_s, backward_s
+            projection = ComputeTimes(projection_s, c.GEMM_BACKWARD_PASSES * projection_s)
+            further = further.followed_by(ComputeTimes(*layer_s)).followed_by(projection).followed_by(head)
+        return further
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""

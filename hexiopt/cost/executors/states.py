@@ -51,10 +51,7 @@ class ByUnit(NamedTuple):
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
         """The amount of a stage of so many mean layers, or of so many layers of each kind."""
-        if isinstance(num_layers, int):
-            amount = num_layers * self.layer
-        else:
-            amount = sum(map(mul, num_layers, self.layers))
+        amount = sum(map(mul, num_layers, self.layers)) if isinstance(num_layers, tuple) else num_layers * self.layer
         if first:
             amount += self.embedding
         if last:
@@ -84,14 +81,14 @@ class RankStates:
         shares = model.weight_of_kinds
 
         def by_unit(split: Callable[[ParameterGroup], Split], of_experts: int = 1) -> ByUnit:
-            rows = parameters.trained
+            rows = parameters.trained_groups
             amounts = [float(split(row).on(shards[row.kind])) * (of_experts if row.experts else 1) for row in rows]
             return ByUnit.of(zip(rows, amounts, strict=True), shares)
 
         params = by_unit(attrgetter("split"))
         spread = by_unit(attrgetter("split"), replicas) if sharded else params
         layer, ends = parameters.workload.states, parameters.end_states
-        frozen = [(row.group, row.bytes_on(shards[row.group.kind])) for row in parameters.frozen]
+        frozen = [(row.group, row.bytes_on(shards[row.group.kind])) for row in parameters.frozen_groups]
         return cls(
             params=params,
             spread=spread,

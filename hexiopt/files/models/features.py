@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hexiopt.checks import is_whole
+from hexiopt.files.models.facts import ModelType
 from hexiopt.ledger import OFF, Vocabulary
 
 _WORDS = """
@@ -36,6 +37,7 @@ _WORDS = """
     slow_but_exact apply_residual_connection_post_layernorm bias_dropout_fusion masked_softmax_fusion skip_bias_add
     skip_bias_add_qkv offset_alibi learned_pos_emb embedding_fraction norm_type tokenizer_name
     conv_bias conv_L_cache full_attn_idxs rope_local_base_freq sliding_window_size model_max_length loss_type
+    rope_interleave
 """
 HARMLESS = frozenset(_WORDS.split())
 """Keys that change no shape and no price, whatever their value."""
@@ -167,6 +169,7 @@ FEATURES = (
             *("output_router_logits", "first_k_dense_replace", "moe_layer_start_index", "moe_layer_end_index"),
             *("moe_layer_interval", "num_dense_layers", "routed_scaling_factor", "topk_method", "scoring_func"),
             *("n_group", "topk_group", "shared_expert_intermediate_size", "router_z_loss_coef", "aux_loss_alpha"),
+            *("moe_norm_min", "seq_aux", "num_experts_per_group"),
         ),
     ),
     Feature(
@@ -245,18 +248,31 @@ OF_TYPES: Mapping[str, str] = {
 """The features that are not modelled of types whose files need not show them in a field."""
 
 
-def features(config: Mapping[str, Any]) -> dict[str, str]:
-    """The features that the file states and that are not modelled, with their remedies, by key."""
-    out = {}
+def features(config: Mapping[str, Any], kind: ModelType | None = None) -> dict[str, str]:
+    """The features that the file states and that are not modelled, with their remedies, by key.
+
+    Those whose keys the type `kind` reads are not among them.
+    """
+    names, out = frozenset[str](), dict[str, str]()
+    if kind is not None:
+        names, config = kind.names, {**kind.assumed, **config}
     for feature in FEATURES:
-        sign = first_in_use(config, feature.signs)
-        if sign is not None:
+        sign = None if names.intersection(feature.signs) else first_in_use(config, feature.signs)
+        if sign is not None and not _is_stored(sign, config, kind):
             text = feature.text if isinstance(feature.text, str) else feature.text(config)
             out[sign] = f"{text}: not modelled; {feature.remedy}"
     name, kinds = _kinds(config)
-    if any(kind not in _ATTENDING for kind in kinds) and not any(_several(kinds) in text for text in out.values()):
+    differ = any(word not in _ATTENDING for word in kinds) and (kind is None or kind.mixers is None)
+    if differ and not any(_several(kinds) in text for text in out.values()):
         out[name] = f"{_several(kinds)}: not modelled; use a model whose layers all attend"
     return out
+
+
+def _is_stored(sign: str, config: Mapping[str, Any], kind: ModelType | None) -> bool:
+    """Whether the key states the format in which the makers of this type store weights."""
+    stated = config[sign]
+    method = stated.get("quant_method") if sign == "quantization_config" and isinstance(stated, dict) else None
+    return kind is not None and kind.stored is not None and method == kind.stored
 
 
 def feature_of_type(kind: str, config: Mapping[str, Any]) -> str | None:
@@ -264,7 +280,11 @@ def feature_of_type(kind: str, config: Mapping[str, Any]) -> str | None:
     return alternating(config) or OF_TYPES.get(kind)
 
 
-def vocabulary(refused: Mapping[str, str]) -> Vocabulary:
-    """The keys of a file that are not read: harmless ones, and those of its `refused` features."""
-    silent = {name for feature in FEATURES for name in (*feature.signs, *feature.others)}
-    return Vocabulary(HARMLESS | (silent - set(refused)), dict(refused))
+def vocabulary(refused: Mapping[str, str], read: frozenset[str]) -> Vocabulary:
+    """The keys of a file that are not read: harmless ones, and those of its `refused` features.
+
+    Of a feature of which the type reads a key (in `read`), other keys that state it are no longer harmless.
+    """
+    silent = {name for feature in FEATURES for name in feature.others}
+    silent |= {name for feature in FEATURES if not read.intersection(feature.signs) for name in feature.signs}
+    return Vocabulary((HARMLESS | silent) - set(refused), dict(refused))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Row, key, row, usual
+from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Mixers, Row, key, row, usual
 from hexiopt.problem.form import GPT, LLAMA
 from hexiopt.problem.model import ARCHITECTURES, DECODER
 
@@ -102,3 +102,14 @@ GLM = row(
     output_bias=False,
 )
 OLMO2 = row(BIASED, qk_norm="whole")
+
+
+def sliding(default: int | None = None) -> Mixers:
+    """Windows of all layers."""
+    return Mixers(key("sliding_window", default=default))
+
+
+def alternating(period: int, *period_keys: str, window: int = 4096, first_is_full: bool = False) -> Mixers:
+    """Windows of all but every `period`-th layer."""
+    keys = period_keys or ("sliding_window_pattern", "_sliding_window_pattern")
+    return Mixers(key("sliding_window", default=window), period=period, period_keys=keys, first_is_full=first_is_full)

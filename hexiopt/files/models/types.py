@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hexiopt.files.models.facts import LAYER_NORM_EPS, ConfigFile, ModelType, Windows, key, row, switch, usual
+from hexiopt.files.models.facts import LAYER_NORM_EPS, ConfigFile, Mixers, ModelType, key, row, switch, usual
+from hexiopt.files.models.hybrids import HYBRIDS
+from hexiopt.files.models.mixtures import MIXTURES
 from hexiopt.files.models.rows import (
     ALL_BIASED,
     BASE,
@@ -24,7 +26,9 @@ from hexiopt.files.models.rows import (
     OLMO2,
     PLAIN,
     UNROTATED,
+    alternating,
     named_row,
+    sliding,
 )
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.model import DECODER
@@ -87,17 +91,8 @@ def _xielu_params(config: ConfigFile, values: dict[str, Any]) -> int:
     return 2 if values.get("activation") == "xielu" else 0
 
 
-def _sliding(default: int | None = None) -> Windows:
-    return Windows(key("sliding_window", default=default))
-
-
-def _alternating(period: int, *period_keys: str, window: int = 4096, first_is_full: bool = False) -> Windows:
-    keys = period_keys or ("sliding_window_pattern", "_sliding_window_pattern")
-    return Windows(key("sliding_window", default=window), None, None, period, keys, first_is_full)
-
-
-_QWEN_WINDOWS = Windows(key("sliding_window", default=4096), "use_sliding_window", "max_window_layers")
-_NAMED_WINDOWS = {"mistral": _sliding(4096), "qwen2": _QWEN_WINDOWS, "qwen3": _QWEN_WINDOWS}
+_QWEN_WINDOWS = Mixers(key("sliding_window", default=4096), switch="use_sliding_window", from_layer="max_window_layers")
+_NAMED_WINDOWS = {"mistral": sliding(4096), "qwen2": _QWEN_WINDOWS, "qwen3": _QWEN_WINDOWS}
 
 _BY_FIELDS: dict[str, ModelType] = {
     "apertus": ModelType(
@@ -142,7 +137,7 @@ _BY_FIELDS: dict[str, ModelType] = {
         row(COHERE, usual(rope_theta=5e5), qk_norm=switch("use_qk_norm", False, "heads", "none")),
         notes=(_SIDE_BY_SIDE,),
     ),
-    "cohere2": ModelType(COHERE, _alternating(4), notes=(_SIDE_BY_SIDE, _UNROTATED_LAYERS)),
+    "cohere2": ModelType(COHERE, alternating(4), notes=(_SIDE_BY_SIDE, _UNROTATED_LAYERS)),
     "ctrl": ModelType(
         row(
             GPT2,
@@ -162,7 +157,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             usual(mlp_bias=False, num_kv_heads=8, head_dim=128, max_positions=131_072, rope_theta=1e6),
             rope_type="llama3",
         ),
-        _alternating(4, "window_pattern", window=8192, first_is_full=True),
+        alternating(4, "window_pattern", window=8192, first_is_full=True),
     ),
     "ernie4_5": ModelType(
         row(
@@ -172,7 +167,7 @@ _BY_FIELDS: dict[str, ModelType] = {
             mlp_bias=key("use_bias", default=False),
         )
     ),
-    "exaone4": ModelType(row(BASE, usual(num_kv_heads=32), qk_norm="head"), _alternating(4)),
+    "exaone4": ModelType(row(BASE, usual(num_kv_heads=32), qk_norm="head"), alternating(4)),
     "falcon": ModelType(
         row(
             PLAIN,
@@ -192,9 +187,9 @@ _BY_FIELDS: dict[str, ModelType] = {
         notes=(_SIDE_BY_SIDE,),
     ),
     "gemma": ModelType(row(GEMMA, usual(num_kv_heads=16))),
-    "gemma2": ModelType(row(GEMMA, norms=4), _alternating(2), notes=(_CAPPED,)),
+    "gemma2": ModelType(row(GEMMA, norms=4), alternating(2), notes=(_CAPPED,)),
     "gemma3_text": ModelType(
-        row(GEMMA, usual(max_positions=131_072, rope_theta=1e6), norms=4, qk_norm="head"), _alternating(6)
+        row(GEMMA, usual(max_positions=131_072, rope_theta=1e6), norms=4, qk_norm="head"), alternating(6)
     ),
     "glm": ModelType(GLM),
     "glm4": ModelType(row(GLM, norms=4)),
@@ -241,10 +236,10 @@ _BY_FIELDS: dict[str, ModelType] = {
             tied_embeddings=key("tie_embedding", "tie_word_embeddings", default=True),
         )
     ),
-    "ministral": ModelType(row(BASE, usual(num_kv_heads=8, max_positions=131_072, norm_eps=1e-6)), _sliding(4096)),
+    "ministral": ModelType(row(BASE, usual(num_kv_heads=8, max_positions=131_072, norm_eps=1e-6)), sliding(4096)),
     "ministral3": ModelType(
         row(BASE, usual(num_kv_heads=8, head_dim=128, max_positions=262_144, rope_theta=1e6), rope_type="yarn"),
-        _sliding(),
+        sliding(),
     ),
     "mpt": ModelType(
         row(
@@ -267,7 +262,7 @@ _BY_FIELDS: dict[str, ModelType] = {
     ),
     "olmo": ModelType(row(BIASED, norm="layer", norm_vectors=0, norm_eps=1e-5)),
     "olmo2": ModelType(OLMO2),
-    "olmo3": ModelType(row(OLMO2, usual(rope_theta=5e5)), _alternating(4)),
+    "olmo3": ModelType(row(OLMO2, usual(rope_theta=5e5)), alternating(4)),
     "openai-gpt": ModelType(
         row(
             GPT2,
@@ -303,7 +298,7 @@ _BY_FIELDS: dict[str, ModelType] = {
         ),
         notes=(_SIDE_BY_SIDE,),
     ),
-    "phi3": ModelType(row(BASE, usual(max_positions=4096)), _sliding()),
+    "phi3": ModelType(row(BASE, usual(max_positions=4096)), sliding()),
     "seed_oss": ModelType(
         row(
             LLAMA_LIKE,
@@ -315,7 +310,14 @@ _BY_FIELDS: dict[str, ModelType] = {
         row(
             LLAMA_LIKE, usual(num_kv_heads=4, max_positions=32_768, norm_eps=1e-6, rope_theta=2e6, tied_embeddings=True)
         ),
-        Windows(key("sliding_window", default=None), switch="use_sliding_window"),
+        Mixers(
+            key("sliding_window", default=None),
+            switch="use_sliding_window",
+            period=4,
+            period_keys=("no_rope_layer_interval",),
+            flags="no_rope_layers",
+            inverse=True,
+        ),
         notes=(_UNROTATED_LAYERS,),
     ),
     "stablelm": ModelType(
@@ -339,9 +341,9 @@ _BY_FIELDS: dict[str, ModelType] = {
             mlp_bias=key("use_bias", default=True),
             norm_eps=key("norm_epsilon", default=1e-5),
         ),
-        _sliding(),
+        sliding(),
     ),
-    "vaultgemma": ModelType(GEMMA, _alternating(2), notes=(_CAPPED,)),
+    "vaultgemma": ModelType(GEMMA, alternating(2), notes=(_CAPPED,)),
     "xglm": ModelType(
         row(
             PLAIN,
@@ -365,6 +367,8 @@ TYPES: Mapping[str, ModelType] = MappingProxyType(
         "opt": ModelType(row(named_row("opt"), final_norm=_opt_final_norm), architecture="opt"),
         "gpt-sw3": ModelType(named_row("gpt2"), architecture="gpt2"),
         **_BY_FIELDS,
+        **MIXTURES,
+        **HYBRIDS,
         DECODER: ModelType(
             row({name: key(name, default=value) for name, value in LLAMA.to_dict().items()}, named_row(DECODER))
         ),

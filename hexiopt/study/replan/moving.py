@@ -114,11 +114,11 @@ Key = tuple[Holder, int, bool]  # who holds the unit, its number; weights, or ma
 def _unit_bytes(problem: Problem) -> dict[tuple[Holder, bool], float]:
     """Bytes of a unit of each holder's parameters: weights, frozen ones too, or master weights and moments."""
     parameters, unit_bytes = problem.parameters, defaultdict[tuple[Holder, bool], float](float)
-    for group in parameters.trained:
+    for group in parameters.trained_groups:
         states = problem.workload.states if group.holder == "layer" else parameters.end_states
         unit_bytes[group.holder, True] += group.params * states.weight
         unit_bytes[group.holder, False] += group.params * states.sharded
-    for frozen in parameters.frozen:
+    for frozen in parameters.frozen_groups:
         unit_bytes[frozen.group.holder, True] += frozen.bytes_on(largest_shard(problem.model, 1))
     return unit_bytes
 

@@ -201,8 +201,8 @@ class RankedDevices:
         trained = self.problem.parameters
         moved = 2.0 * (copies - 1) / copies * self.problem.workload.states.gradient / tp
         sync_s = moved * ring_s / batching.count  # of a parameter, spread over the micro-batches
-        layer_s += trained.layer * sync_s
-        ends_s += (first * trained.params_of("first", "ends") + last * trained.last) * sync_s
+        layer_s += trained.layer_params * sync_s
+        ends_s += (first * trained.params_of("first", "ends") + last * trained.last_params) * sync_s
         shards = copies if batching.sharded else 1
         total, schedule = self.problem.model.num_layers, default_schedule(self.problem.workload)
 

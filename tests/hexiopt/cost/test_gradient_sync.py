@@ -128,7 +128,9 @@ def test_one_pipeline_synchronises_nothing() -> None:
 def test_tied_embeddings_join_first_and_last_stage() -> None:
     plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
     half = TIED.vocabulary_params / 2
-    assert found(parameter_holders(Holdings.of(plan), TIED.parameter_groups)) == pytest.approx({(0, 2): half, (1, 2): half})
+    assert found(parameter_holders(Holdings.of(plan), TIED.parameter_groups)) == pytest.approx(
+        {(0, 2): half, (1, 2): half}
+    )
 
 
 def test_aligned_cuts_make_few_groups() -> None:

@@ -139,7 +139,9 @@ def test_gradients_are_shared_as_by_replicas_of_one_device() -> None:
     )
     for tied in (False, True):
         model = replace(MODEL, tied_embeddings=tied)
-        found, expected = (parameter_holders(Holdings.of((one, tp)), model.parameter_groups) for one in (layout, copies))
+        found, expected = (
+            parameter_holders(Holdings.of((one, tp)), model.parameter_groups) for one in (layout, copies)
+        )
         for a, b in zip((*found.holders, *found.params), (*expected.holders, *expected.params), strict=True):
             assert a.tolist() == b.tolist()
 

@@ -40,15 +40,15 @@ def shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
 def test_adapters_are_two_matrices_a_target(targets: list[str], rank: int, model: ModelSpec) -> None:
     parameters = Parameters(model, lora_work(targets=targets, rank=rank))
     expected = sum(rank * sum(shapes(model)[name]) for name in targets)
-    assert parameters.layer == expected
-    assert parameters.num_trained == model.num_layers * expected
-    assert (parameters.first, parameters.last, parameters.tied) == (0, 0, 0)
+    assert parameters.layer_params == expected
+    assert parameters.num_trained_params == model.num_layers * expected
+    assert (parameters.first_params, parameters.last_params, parameters.tied_params) == (0, 0, 0)
 
 
 @given(targets=SOME, tp=st.sampled_from((1, 2, 4, 8)))
 def test_a_rank_holds_one_of_the_two_matrices_whole(targets: list[str], tp: int) -> None:
     """What reads hidden states is cut by its outputs, so that its first matrix is whole; the others, their second."""
-    [group] = Parameters(QWEN, lora_work(targets=targets, rank=4)).trained
+    [group] = Parameters(QWEN, lora_work(targets=targets, rank=4)).trained_groups
     expected = 0.0
     for name in targets:
         inputs, outputs = shapes(QWEN)[name]
@@ -56,14 +56,16 @@ def test_a_rank_holds_one_of_the_two_matrices_whole(targets: list[str], tp: int)
     assert group.split.on(largest_shard(QWEN, tp)) == expected
 
 
-@given(storage=st.sampled_from((("16bit", 2.0), ("nf4", 0.5625), ("int8", 1.0 + 1 / 1024))), width=st.sampled_from((2, 4)))
+@given(
+    storage=st.sampled_from((("16bit", 2.0), ("nf4", 0.5625), ("int8", 1.0 + 1 / 1024))), width=st.sampled_from((2, 4))
+)
 def test_bytes_of_adapters_beside_frozen_parameters(storage: tuple[str, float], width: int) -> None:
     """Of 4 states of an adapter two take `adapter_bytes`, moments 8 bytes; only matrices of layers are quantised."""
     name, stored = storage
     parameters = Parameters(QWEN, lora_work(storage=name, adapter_bytes=width))
     matrices = QWEN.num_layers * sum(i * o for i, o in shapes(QWEN).values())
     others = QWEN.num_params - matrices
-    expected = stored * matrices + 2 * others + (2 * width + 8) * parameters.num_trained
+    expected = stored * matrices + 2 * others + (2 * width + 8) * parameters.num_trained_params
     assert parameters.bytes == pytest.approx(expected, rel=1e-12)
 
 
@@ -73,7 +75,7 @@ def test_flops_of_training() -> None:
     seq_len, parameters = work.seq_len, Parameters(QWEN, work)
     matrices = QWEN.num_layers * sum(i * o for i, o in shapes(QWEN).values()) + QWEN.vocabulary_params
     attention = 3 * QWEN.num_layers * 2 * seq_len * QWEN.q_size
-    assert parameters.flops_per_token == 4 * matrices + attention + 6 * parameters.num_trained
+    assert parameters.flops_per_token == 4 * matrices + attention + 6 * parameters.num_trained_params
     whole = Parameters(QWEN, Workload())
     assert whole.flops_per_token == QWEN.model_flops_per_token(seq_len) == 6 * matrices + attention
 
@@ -121,7 +123,7 @@ def test_muon_leaves_embedding_and_head_to_adam() -> None:
         ({"training": "lora", "lora": {"rank": 0}}, "lora.rank: 0 is out of range; it must be at least 1"),
         ({"training": "lora", "lora": {"targets": "norms"}}, "lora.targets: 'norms' is not known"),
         ({"training": "lora", "lora": {"targets": ["q", "x"]}}, "lora.targets: 'x' is not known"),
-        ({"training": "lora", "lora": {"targets": []}}, "lora.targets: .* is no list; choose all, attention"),
+        ({"training": "lora", "lora": {"targets": []}}, "lora.targets: .* names no matrix; choose all, attention"),
         ({"training": "lora", "lora": {"storage": "nf3"}}, "lora.storage: 'nf3' is not known; did you mean nf4"),
         ({"training": "lora", "lora": {"adapter_bytes": 3}}, "lora.adapter_bytes: 3 is not a width; choose 2 or 4"),
         ({"training": "lora", "lora": {"ranks": 3}}, "lora.ranks: 3 is unknown; did you mean rank"),

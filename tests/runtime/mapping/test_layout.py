@@ -123,7 +123,9 @@ def test_channels_are_those_of_the_memory_model() -> None:
         uncut = all(
             len(one) == 1 for line in plan.pipelines for s in line.stages for one in s.parallelism.parameter_copies
         )
-        for device, counted in gradient_groups(plan, gradient_rings(plan, None, model.parameter_groups, CLUSTER)).items():
+        for device, counted in gradient_groups(
+            plan, gradient_rings(plan, None, model.parameter_groups, CLUSTER)
+        ).items():
             found = number[device]
             assert counted == found if uncut else 0.4 * found <= counted <= found + 2
             alike += counted == found

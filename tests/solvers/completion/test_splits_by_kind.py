@@ -1,0 +1,125 @@
+"""Splits of layers of several kinds, against all splits."""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise, product
+
+import pytest
+
+from hexiopt.cost.executors.executor import ExecutorCost
+from hexiopt.cost.executors.stage_model import StagePlace
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import recompute_policies
+from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.in_flight import stages_in_flight
+from solvers.completion.kinds import split_by_kind
+from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, KINDS, model_of
+from tests.solvers.problems import cluster
+
+LAYERS = 7
+
+
+def _problem(rng: random.Random) -> Problem:
+    kinds = rng.choice(((DENSE_LAYER, EXPERT_LAYER), (EXPERT_LAYER, KINDS[6], KINDS[7]), KINDS[:4]))
+    layers = [kinds[0], *rng.choices(kinds, k=LAYERS - 1)]
+    small = cluster(("a", "fast", 2), ("b", "slow", 2), fast_gib=rng.uniform(1.2, 3), slow_gib=rng.uniform(1.0, 2.5))
+    return Problem(small, model_of(*layers), Workload(global_batch=8, seq_len=4096, schedule="1f1b"))
+
+
+def _plan(rng: random.Random) -> Plan:
+    devices = rng.choice((((0,), (2,), (3,)), ((0, 1), (2,), (3,)), ((0,), (1,), (2, 3))))
+    cuts = [0, *sorted(rng.sample(range(1, LAYERS), len(devices) - 1)), LAYERS]
+    stages = [
+        Stage(TensorParallel(own, degree=rng.choice((1, len(own)))), (span,), ("none",))
+        for own, span in zip(devices, pairwise(cuts), strict=True)
+    ]
+    return Plan((Pipeline(tuple(stages), 4, 2),), ONE_F_ONE_B)
+
+
+def _choices(problem: Problem, length: int) -> Iterator[tuple[str, ...]]:
+    """All policies that are of two kinds at most."""
+    for pair in combinations(recompute_policies(problem.workload), 2):
+        yield from product(pair, repeat=length)
+
+
+def _least_bottleneck_s(problem: Problem, plan: Plan, pricer: PlanPricer) -> float:
+    """Over all splits and policies; infinite where none fits."""
+    (pipeline,) = plan.pipelines
+    last = len(pipeline.stages) - 1
+    in_flight = stages_in_flight(plan.schedule, last + 1, pipeline.num_micro_batches, 1)
+
+    def seconds(s: int, span: tuple[int, int]) -> float:
+        stage, at = pipeline.stages[s], StagePlace(s == 0, s == last, in_flight[s])
+        holders = ((1.0,),) * len(stage.parallelism.parameter_copies)
+        best = float("inf")
+        for policies in _choices(problem, span[1] - span[0]):
+            (cost,) = pricer.stages.executors(Stage(stage.parallelism, (span,), policies), 2, at, holders)
+            best = min(best, _seconds(cost)) if cost.excess_bytes <= 0 else best
+        return best
+
+    splits = [[0, *cuts, LAYERS] for cuts in combinations(range(1, LAYERS), last)]
+    return min(max(seconds(s, span) for s, span in enumerate(pairwise(split))) for split in splits)
+
+
+def _seconds(cost: ExecutorCost) -> float:
+    return cost.forward_s + cost.backward_s
+
+
+def _bottleneck_s(plan: Plan, pricer: PlanPricer) -> float:
+    (cost,) = pricer.pipelines(plan)
+    return max(stage.forward_s + stage.backward_s for stage in cost.stages)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_least_bottleneck(seed: int) -> None:
+    """A split is found wherever one fits, and none has a faster slowest stage, but for which layers recompute: kind by
+    kind, that is at most a layer more than the best choice takes."""
+    rng = random.Random(seed)
+    problem, plan = _problem(rng), _plan(rng)
+    pricer = PlanPricer(problem)
+    least_s = _least_bottleneck_s(problem, plan, pricer)
+    split = split_by_kind(plan, pricer.stages)
+    if least_s == float("inf"):
+        assert split is None
+    else:
+        found_s = _bottleneck_s(split or plan, pricer)
+        assert least_s * (1 - 1e-6) <= found_s <= 1.1 * least_s
+
+
+def test_mostly_the_best() -> None:
+    """On 24 pipelines, all but a few splits are the best there are."""
+    excess = []
+    for seed in range(24):
+        rng = random.Random(seed)
+        problem, plan = _problem(rng), _plan(rng)
+        pricer = PlanPricer(problem)
+        split = split_by_kind(plan, pricer.stages)
+        if split is not None:
+            excess.append(_bottleneck_s(split, pricer) / _least_bottleneck_s(problem, plan, pricer) - 1)
+    assert sum(share < 1e-5 for share in excess) >= 0.75 * len(excess), sorted(excess)
+
+
+def test_both_outcomes_are_tested() -> None:
+    fits = [_fits(random.Random(seed)) for seed in range(24)]
+    assert 4 <= sum(fits) <= 23, fits
+
+
+def _fits(rng: random.Random) -> bool:
+    problem, plan = _problem(rng), _plan(rng)
+    return split_by_kind(plan, PlanPricer(problem).stages) is not None
+
+
+def _layers(plan: Plan) -> Sequence[tuple[int, int]]:
+    return [stage.layers[0] for stage in plan.pipelines[0].stages]
+
+
+def test_even_layers_stay() -> None:
+    """Where the space has equal numbers of layers alone, nothing is split again."""
+    problem, plan = _problem(random.Random(0)), _plan(random.Random(0))
+    even = Problem(problem.cluster, problem.model, problem.workload, problem.space.replace(uneven_layers=False))
+    assert split_by_kind(plan, PlanPricer(even).stages) is None
+    assert _layers(plan)
