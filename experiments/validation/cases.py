@@ -2,20 +2,19 @@
 
 Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, then context and data parallelism, then
 stages.
-Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise: `layer partition` (of
-pipeline modules, two of which precede the layers) or `layers_per_stage` (with the embedding and the head as layers).
+Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise (`stage_layers.py`).
+Devices that share experts (`EP=n` in the notes) are one group of a stage: n / TP replicas, with a micro-batch each.
 Other notes that are read: `local batch N` (sequences of a pipeline), `model-parallel size tp*pp`, `mp_mode`, and words
 that name software (`rules.py`).
 """
 
-import json
 import re
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 
 from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
-from experiments.validation.features import ADAPTERS, QUANTISED, unpriced
+from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced
 from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
@@ -24,15 +23,18 @@ from experiments.validation.rules import (
     policies_of,
     precision_of,
     recompute_of,
+    routing_of,
     stores_scores,
 )
-from experiments.validation.shapes import InexpressibleError, model_of, seq_len_of
+from experiments.validation.shapes import InexpressibleError, has_experts, model_of, seq_len_of
+from experiments.validation.stage_layers import stage_layers
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import NetworkFits
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.lora import Lora
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
 from hexiopt.problem.space import layer_ranges
@@ -41,7 +43,6 @@ from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B
 
 _LARGEST_MICRO_BATCH = 64
 _MOST_CHUNKS = 8
-_MODULES_BEFORE = 2  # modules of AMP's pipeline before the layers
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ class Given:
 
 @dataclass(frozen=True)
 class _Degrees:
-    """Parallel degrees; `vpp` layer ranges of every stage; `dp` pipelines, of which `cp` share a sequence."""
+    """Parallel degrees; `vpp` layer ranges of every stage; `dp` replicas, of which `cp` share a sequence, and `sharing`
+    share experts, as one pipeline."""
 
     tp: int
     pp: int
     dp: int
     vpp: int
     cp: int
+    sharing: int = 1
 
 
 def case_of(row: Row, given: Given) -> Case:
@@ -71,7 +74,7 @@ def case_of(row: Row, given: Given) -> Case:
     are tuned.
     """
     adapters = adapters_of(row)
-    priced = () if adapters is None else (ADAPTERS, QUANTISED)
+    priced = (*(() if adapters is None else (ADAPTERS, QUANTISED)), *(OF_KINDS if has_experts(row) else ()))
     if feature := unpriced(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
@@ -93,6 +96,8 @@ def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
     if cluster.num_devices != degrees.tp * degrees.pp * degrees.dp:
         raise InexpressibleError("degrees do not multiply to the number of GPUs")
     model, precision = model_of(row), precision_of(row)
+    if model.shares_experts:
+        degrees = replace(degrees, sharing=_replicas_sharing(row, degrees))
     if any(machine.gpu.peak_flops(precision) is None for machine in cluster.machines):
         raise InexpressibleError(f"a GPU without {precision}")
     length, rest = divmod(seq_len_of(row), degrees.cp)
@@ -106,12 +111,13 @@ def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
             seq_len=length,
             precision=precision,
             gradient_bytes=gradient_bytes_of(row),
+            routing=routing_of(row),
         )
         if adapters is not None:
             workload = replace(workload, training=LORA, lora=adapters)
         problem = Problem(cluster, model, workload)
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
-            for policy, sharding in product(policies_of(row), _shardings(row, degrees)):
+            for policy, sharding in product(policies_of(row), _shardings(row, degrees, model)):
                 plan = _plan(row, problem, replace(degrees, vpp=vpp), size, policy, sharding)
                 cases.append(Case(row, problem, plan, framework_of(row), published.links_measured, degrees.cp))
     return cases
@@ -135,6 +141,17 @@ def _degrees(row: Row) -> _Degrees:
     if dp % cp:
         raise InexpressibleError("degrees do not multiply to the number of GPUs")
     return _Degrees(tp, pp, dp, row.vpp or 1, cp)
+
+
+def _replicas_sharing(row: Row, degrees: _Degrees) -> int:
+    """The number of replicas of a stage that share experts."""
+    cut, stated = row.note("ETP"), row.note("EP")
+    if cut not in (None, "1"):
+        raise InexpressibleError("experts cut by columns")
+    sharing = max(1, int(stated or 1) // degrees.tp)
+    if degrees.dp % sharing:
+        raise InexpressibleError("degrees do not multiply to the number of GPUs")
+    return sharing
 
 
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
@@ -171,29 +188,29 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
 
 
 def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:
-    counts = _layer_counts(row, problem.model.num_layers, d.pp)
+    counts = stage_layers(row, problem.model, d.pp)
     if len(counts) != d.pp or sum(counts) != problem.model.num_layers:
         raise InexpressibleError("layers do not divide into the stages")
     # Megatron's embedding and head may be layer ranges without a layer; then fewer, longer ranges are taken.
     vpp = next((n for n in range(d.vpp, 0, -1) if d.vpp % n == 0 and n <= min(counts)), 0)
     if not vpp:
         raise InexpressibleError("layers do not divide into the stages")
-    ranges = layer_ranges(counts, vpp)
+    ranges, group = layer_ranges(counts, vpp), d.tp * d.sharing
+    degree = d.tp if problem.model.shares_experts else None
+
+    def stage(s: int, pipeline: int) -> Stage:
+        first = s * d.dp * d.tp + pipeline * group
+        devices = tuple(range(first, first + group))
+        return Stage(TensorParallel(devices, degree=degree), ranges[s], recompute_of(row, policy, counts[s]))
+
     try:
         pipelines = tuple(
             Pipeline(
-                tuple(
-                    Stage(
-                        TensorParallel(tuple((s * d.dp + p) * d.tp + t for t in range(d.tp))),
-                        ranges[s],
-                        recompute_of(row, policy, counts[s]),
-                    )
-                    for s in range(d.pp)
-                ),
+                tuple(stage(s, p) for s in range(d.pp)),
                 problem.workload.global_batch // d.dp // size,
-                size,
+                size * d.sharing,
             )
-            for p in range(d.dp)
+            for p in range(d.dp // d.sharing)
         )
         _check_machines(problem.cluster, pipelines)
         return Plan(pipelines, INTERLEAVED if vpp > 1 else ONE_F_ONE_B, sharding)
@@ -204,12 +221,20 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
 def _check_machines(cluster: Cluster, pipelines: tuple[Pipeline, ...]) -> None:
     for pipeline in pipelines:
         for stage in pipeline.stages:
-            if len({int(cluster.machine_of[device]) for device in stage.devices}) > 1:
-                raise InexpressibleError("tensor parallelism across machines")
+            for devices in stage.parallelism.parameter_copies:
+                if len({int(cluster.machine_of[device]) for device in devices}) > 1:
+                    raise InexpressibleError("tensor parallelism across machines")
 
 
-def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
+def _shardings(row: Row, d: _Degrees, model: ModelSpec) -> list[Sharding]:
     """The optimiser shardings that the row leaves open."""
+    shardings, several = _stated_shardings(row, d), len(model.kinds) > 1 or d.sharing > 1
+    if several and any(sharding.stage >= 2 for sharding in shardings):
+        raise InexpressibleError("layers of several kinds or shared experts under ZeRO-2 or 3")
+    return shardings
+
+
+def _stated_shardings(row: Row, d: _Degrees) -> list[Sharding]:
     text = row.zero_stage_or_fsdp.lower()
     if d.dp == 1:
         return [Sharding(0)]
@@ -235,20 +260,3 @@ def _shardings(row: Row, d: _Degrees) -> list[Sharding]:
         for t in range(d.tp)
     )
     return [Sharding(stage, groups)]
-
-
-def _layer_counts(row: Row, num_layers: int, num_stages: int) -> list[int]:
-    cut, stated = row.note("layer partition"), row.note("layers_per_stage")
-    if cut is not None:
-        edges = [min(max(int(n) - _MODULES_BEFORE, 0), num_layers) for n in re.findall(r"\d+", cut.split("]")[0])]
-        return [end - first for first, end in pairwise(edges)]
-    if stated is not None:
-        try:
-            counts = [int(n) for n in json.loads(stated)]
-        except (TypeError, ValueError):
-            raise InexpressibleError(f"layers_per_stage={stated} is not a list of numbers") from None
-        counts[0] -= 1
-        counts[-1] -= 1
-        return counts
-    low, extra = divmod(num_layers, num_stages)
-    return [low + (k < extra) for k in range(num_stages)]

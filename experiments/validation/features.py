@@ -35,6 +35,13 @@ _FEATURES = {
 """By feature: patterns of the notes and of the model's name, ignoring case, and names of columns."""
 
 
+OF_KINDS = (
+    *("mixture of experts", "multi-head latent attention", "multi-token prediction"),
+    "state-space or linear-attention layers",
+)
+"""Features of models whose layers are of kinds that are known, and so priced."""
+
+
 def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
     beyond those of a row, `priced` features that its row states well enough."""

@@ -3,7 +3,9 @@
 `tflops_per_gpu` and `mfu` (in percent of the dense BF16 peak) count FLOPs as the source does: per token, 6 for each
 parameter outside the input embedding, and all of attention rather than its causal half (12 · layers · width · length;
 PaLM, arXiv 2204.02311, appendix B). Megatron of 2021 counts 96 B s l h² (1 + s/6h + V/16lh) with full recompute and
-three quarters of that without (Narayanan et al., arXiv 2104.04473, section 5.1).
+three quarters of that without (Narayanan et al., arXiv 2104.04473, section 5.1). Of models with experts Megatron counts
+the FLOPs of the experts that a token goes to, and the causal half of attention: within 1 % of `model_tflops` in its
+tables.
 """
 
 from experiments.validation.metric_names import ITER_TIME, ITERATIONS, SAMPLES, TFLOPS, TOKENS, TOKENS_OF_GPU
@@ -44,6 +46,8 @@ def step_time_s(case: Case) -> float:
 def _counted_flops(case: Case) -> float:
     model, workload = case.problem.model, case.problem.workload
     length, width = workload.seq_len * case.parts, model.hidden_size
+    if model.layers:
+        return float(workload.tokens * model.model_flops_per_token(length))
     if case.framework.startswith("megatron_20"):
         layers, vocabulary = model.num_layers, model.vocab_size
         recomputed = case.plan.pipelines[0].stages[0].policy == "full"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from experiments.validation.rows import Row
 from hexiopt.cost.cost import Cost
@@ -61,10 +61,11 @@ def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
 
 
 def _context(case: Case, cluster: Cluster) -> ContextParallel | None:
-    """How sequences are cut: over the first of `parts` pipelines, whose slowest link counts."""
+    """How sequences are cut: over the first `parts` replicas of the first stage, whose slowest link counts."""
     if case.parts == 1:
         return None
-    first = [pipeline.stages[0].devices[0] for pipeline in case.plan.pipelines[: case.parts]]
+    replicas = (devices for line in case.plan.pipelines for devices in line.stages[0].parallelism.parameter_copies)
+    first = [devices[0] for devices in islice(replicas, case.parts)]
     ways = [cluster.network.path(a, b) for a, b in pairwise(first)]
     bytes_per_s = min(min([way[1], *(rate for _, rate in way[2])]) for way in ways)
     return ContextParallel(case.parts, bytes_per_s, max(way[0] for way in ways), case.row.says("cp_comm=a2a"))

@@ -8,6 +8,10 @@ Frameworks are those of `hexiopt/numbers/frameworks.yaml`:
   where the notes have "async TP", `torchtitan_eager` where they do not have "compile"; else `fsdp`;
 - transformers with peft, or ms-swift, which runs it: `transformers_peft`;
 - InternEvo, nanotron and DeepSpeed by their names in the source or the notes;
+- of models with experts Megatron by what runs overlap and fuse: `megatron_moe_2026_fused` where the notes say "EP
+  overlap" and "full CUDA graph", and for Megatron-Bridge's performance recipes on Blackwell below 16 bits, which have
+  both; `megatron_moe_2026_overlapped` with "EP overlap", and for these recipes on Hopper; `megatron_moe_2025` for other
+  sources than NVIDIA's and for Megatron-Bridge's plain recipes on machines of eight; else `megatron_moe_2026`;
 - else Megatron: `megatron_2025` for Megatron-Bridge and NeMo from version 25 on; `megatron_exposed` where the notes say
   "no overlap", `megatron_2022` where they say "sequence parallel on", `megatron_2021` in FP16 or with full recompute
   (selective recompute came with sequence parallelism), else `megatron`.
@@ -16,12 +20,14 @@ tensor; blank means BF16; it is FP32 where the column says that TF32 is unknown;
 predicted. DeepSpeed and Megatron of 2021 and 2022 materialise attention scores. Gradients take 4 bytes, but 2 where
 `mp_mode` is PURE, in Megatron of 2021 and 2022, in InternEvo and in DeepSpeed. A blank recompute policy is `full` where
 the notes say so, else open. Selective recompute in torchtitan covers all operators but attention and every second
-matrix product, or every second layer; both are taken as full recompute of every second layer.
+matrix product, or every second layer; both are taken as full recompute of every second layer. Of models with experts
+all but `full` is taken as none: what Megatron recomputes of them (norms, activations) hardly takes time.
 """
 
 import re
 
 from experiments.validation.rows import Row
+from experiments.validation.shapes import has_experts
 from hexiopt.errors import InputError
 from hexiopt.numbers.gpus import PRECISIONS
 from hexiopt.problem.workload import RECOMPUTE_POLICIES
@@ -36,7 +42,7 @@ def framework_of(row: Row) -> str:
     text, sharding = f"{row.source} {row.notes}".lower(), row.zero_stage_or_fsdp.lower()
     if row.source == "hexiopt":
         return "hexiopt"
-    if "megatron-fsdp" in sharding:
+    if "megatron-fsdp" in sharding or ("fsdp" in sharding and "megatron" in row.source.lower()):
         return "megatron_fsdp"
     if "maxtext" in text:
         return "maxtext"
@@ -51,6 +57,8 @@ def framework_of(row: Row) -> str:
     for name in ("internevo", "nanotron", "deepspeed"):
         if name in text:
             return name
+    if has_experts(row):
+        return _with_experts(row)
     if row.says("no overlap"):
         return "megatron_exposed"
     if row.says("sequence parallel on"):
@@ -60,10 +68,28 @@ def framework_of(row: Row) -> str:
     return "megatron_2021" if precision_of(row) == "fp16" or row.recompute == "full" else "megatron"
 
 
+def _with_experts(row: Row) -> str:
+    """Megatron's framework for models with experts, by what was overlapped and fused in a run."""
+    tuned = row.says("item=pretrain_performance", "item=pretrain_weak_scaling")
+    hopper = not row.gpu.startswith(("B", "GB"))
+    overlaps = row.says("EP overlap") and not row.says("EP overlap off")
+    if (tuned and not hopper and precision_of(row) != "bf16") or (overlaps and row.says("full CUDA graph")):
+        return "megatron_moe_2026_fused"
+    if overlaps or (tuned and hopper):
+        return "megatron_moe_2026_overlapped"
+    plain = not row.source.startswith("NVIDIA") or (row.says("item=") and not tuned)
+    return "megatron_moe_2025" if plain and hopper else "megatron_moe_2026"
+
+
+def routing_of(row: Row) -> str:
+    """How tokens of a run came to experts: `forced` where a router or a capacity made them even."""
+    return "forced" if row.says("forced", "capacity factor") else "natural"
+
+
 def precision_of(row: Row) -> str:
     """The precision of a run's matrix products. Raises InputError for one that is not modelled."""
     words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
-    found = next((name for name in PRECISIONS if name in words), None)
+    found = "mxfp8" if "mx" in words else next((name for name in PRECISIONS if name in words), None)
     if found is None and words:
         raise InputError(f"precision {row.precision!r} is not modelled; known: {', '.join(PRECISIONS)}")
     return found or "bf16"
@@ -81,6 +107,8 @@ def gradient_bytes_of(row: Row) -> int:
 
 def policies_of(row: Row) -> tuple[str, ...]:
     """The recompute policies that the row leaves open."""
+    if has_experts(row):  # what parts of a layer are recomputed beside, such as activations of experts, is not priced
+        return ("full",) if row.recompute == "full" else ("none",)
     if row.recompute in RECOMPUTE_POLICIES:
         return (row.recompute,)
     return ("full",) if row.says("full-recompute", "counts full recompute") else RECOMPUTE_POLICIES

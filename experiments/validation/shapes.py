@@ -4,13 +4,14 @@ A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternL
 MLP, LayerNorm, RoPE) where it says so or heads share keys and values, else a GPT-2 (plain MLP, LayerNorm, learned
 positions, tied embeddings). A blank MLP size is four times the hidden size, a blank number of key-value heads is the
 number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of named models are in
-`experiments/data/model_shapes.yaml`.
+`experiments/data/model_shapes.yaml`, those of models with experts in `expert_models.py`.
 """
 
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.validation.expert_models import expert_model
 from experiments.validation.rows import Row
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import read_mapping
@@ -38,9 +39,17 @@ def seq_len_of(row: Row) -> int:
     return int(found)
 
 
+def has_experts(row: Row) -> bool:
+    """Whether the run's model is one with experts whose shape is known."""
+    return expert_model(row.model_name.lower()) is not None
+
+
 def model_of(row: Row) -> ModelSpec:
     """The decoder that the run trained. Raises InexpressibleError where its shape is not known."""
     name = row.model_name.lower()
+    of_kinds = expert_model(name, row.layers, predicts_further=not row.says("no MTP", "w/o MTP"))
+    if of_kinds is not None:
+        return of_kinds
     known = _known().get(name, {})
 
     def value(column: str) -> int | None:

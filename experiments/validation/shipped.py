@@ -9,6 +9,7 @@ from hexiopt.files.profile_files import read_profile
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS = DATA / "measured_training_throughput.csv"
+EXPERT_RUNS = DATA / "expert_runs.csv"  # models with experts; few constants of frameworks were fitted to these
 HELD_OUT = DATA / "held_out_runs.csv"  # no constant was fitted to these
 
 

@@ -40,6 +40,9 @@ class Framework:
     holder_s: float
     cast_bytes: Mapping[str, float]
     adapter_traffic: float = 1.0
+    exchange_exposed: float = 1.0
+    expert_passes: float = 1.0
+    copies_to_machines: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -109,6 +112,9 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
             if precision in cast_bytes
         },
         section.number("adapter_traffic", above=0, at_most=100, default=1.0),
+        section.number("exchange_exposed", at_least=0, at_most=1, default=1.0),
+        section.number("expert_passes", at_least=0, at_most=1, default=1.0),
+        section.flag("copies_to_machines", default=False),
     )
     section.finish()
     return framework
@@ -121,7 +127,7 @@ def default_framework() -> Framework:
 
 def calibration_sha256() -> str:
     """SHA-256 of the constants of the cost model, so that a plan file says which constants priced the plan."""
-    framework = asdict(default_framework())
-    if framework["adapter_traffic"] == 1.0:  # files written before adapters were priced have no such field
-        del framework["adapter_traffic"]
+    # Files written before adapters and experts were priced have no such fields.
+    later = {"adapter_traffic": 1.0, "exchange_exposed": 1.0, "expert_passes": 1.0, "copies_to_machines": False}
+    framework = {name: value for name, value in asdict(default_framework()).items() if later.get(name) != value}
     return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

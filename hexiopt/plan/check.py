@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
@@ -54,6 +54,8 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
         for s, stage in enumerate(pipeline.stages):
             for replica in stage.parallelism.replicas:
                 machines = {int(cluster.machine_of[d]) for d in replica.devices}
+                if len(machines) > 1 and _shares_across(problem, stage):
+                    continue
                 if len(machines) > 1:
                     names = ", ".join(cluster.machines[m].name for m in sorted(machines))
                     violations.append(
@@ -70,6 +72,16 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
                         )
                     )
     return violations
+
+
+def _shares_across(problem: Problem, stage: Stage) -> bool:
+    """Whether a stage is several replicas that share experts, each in a machine of its own or with others, all of one
+    GPU type."""
+    cluster, group = problem.cluster, stage.parallelism
+    if not problem.model.shares_experts or not isinstance(group, TensorParallel) or group.degree is None:
+        return False
+    inside = all(len({int(cluster.machine_of[d]) for d in devices}) == 1 for devices in group.parameter_copies)
+    return inside and len({cluster.gpu_of(device).type_name for device in group.devices}) == 1
 
 
 def _batch(problem: Problem, plan: Plan) -> list[Violation]:

@@ -458,7 +458,7 @@ def test_rates_of_all_gpus_and_of_one_agree() -> None:
     [
         ({"notes": "EP=8;ETP=1;experts=256 top8"}, "mixture of experts"),
         ({"model_name": "mixtral-8x7b"}, "mixture of experts"),
-        ({"model_name": "qwen3-30b-a3b"}, "mixture of experts"),
+        ({"model_name": "qwen3-coder-480b-a35b"}, "mixture of experts"),
         ({"others": {"num_experts": "64"}}, "mixture of experts"),
         ({"notes": "LoRA;rank=64;quant=none"}, "adapters (LoRA)"),
         ({"notes": "QLoRA;quant=nf4"}, "adapters (LoRA) and quantised weights"),

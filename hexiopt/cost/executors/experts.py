@@ -8,6 +8,7 @@ tokens that go to these: `expert_load` times the mean on the fullest device.
 from math import ceil, log2
 
 from hexiopt.cost.executors.compute import OperatorTimes
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
@@ -26,16 +27,32 @@ def expert_rows(part: Experts, workload: Workload, devices: int, micro_batch_siz
     return expert_load(workload, devices) * tokens * part.top_k / devices
 
 
+def copies_across(part: Experts, machines: int, to_machines: bool) -> float:
+    """Copies of a token that leave its machine, of `machines` that share experts equally, where the experts that a
+    token goes to are drawn at random: one for each expert elsewhere, or one for each other machine with such an expert
+    where copies go `to_machines`, which forward them (DeepEP, github.com/deepseek-ai/DeepEP)."""
+    elsewhere = 1 - 1 / machines
+    if not to_machines:
+        return part.top_k * elsewhere
+    return machines * (1 - elsewhere**part.top_k) * elsewhere
+
+
 def exchange_s(
-    part: Experts, workload: Workload, hidden_size: int, devices: int, micro_batch_size: int, bandwidth: float
+    part: Experts, workload: Workload, hidden_size: int, group: TpGroup, micro_batch_size: int, to_machines: bool
 ) -> float:
-    """Seconds of one all-to-all that brings copies of tokens to experts, or back, among `devices` of a machine that
-    form rings at `bandwidth` bytes/s."""
-    if devices == 1:
+    """Seconds of one all-to-all that brings copies of tokens to experts, or back, among the devices of `group`:
+    through links inside machines and, at the same time, between machines; `to_machines` as of `copies_across`.
+
+    Every copy goes through a link inside a machine but those for the device itself.
+    """
+    if group.tp == 1:
         return 0.0
-    rows = expert_rows(part, workload, devices, micro_batch_size) * (1 - 1 / devices)
-    num_bytes = rows * part.width(hidden_size) * workload.element_bytes
-    return num_bytes / (bandwidth * c.ALL_TO_ALL_OF_RING) + c.ALL_TO_ALL_S * log2(devices)
+    load, inside = expert_load(workload, group.tp), group.tp / group.machines
+    token_bytes = part.width(hidden_size) * workload.element_bytes
+    sent_bytes = load * micro_batch_size * workload.seq_len / group.tp * token_bytes
+    inside_s = sent_bytes * part.top_k * (1 - 1 / inside) / (group.bandwidth * c.ALL_TO_ALL_OF_RING)
+    across_s = sent_bytes * copies_across(part, group.machines, to_machines) / group.across_bandwidth
+    return max(inside_s, across_s) + c.ALL_TO_ALL_S * log2(group.tp)
 
 
 class ExpertTimes:
@@ -60,8 +77,9 @@ class ExpertTimes:
         ]
         cast = rows * (width + part.ffn_size) * framework.cast_bytes.get(workload.precision, 0.0)
         moved = framework.memory_traffic * rows * (inward + 1) * part.ffn_size * workload.element_bytes
-        activation_s = self._clock.memory_s(moved + cast, 2)
-        permute_s = (2 * own + 4 * rows) * width * workload.element_bytes * self._permute_s_per_byte
+        passes = framework.expert_passes
+        activation_s = passes * self._clock.memory_s(moved + cast, 2)
+        permute_s = passes * (2 * own + 4 * rows) * width * workload.element_bytes * self._permute_s_per_byte
         permute_s += c.PERMUTE_KERNELS * self._launch_s
         router_s = self._clock.memory_s(own * part.count * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
         forward_s = products_s[False] + activation_s + permute_s + router_s

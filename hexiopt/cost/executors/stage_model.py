@@ -122,6 +122,7 @@ class StageModel:
         cluster = problem.cluster
         self.communicators, self.tp_groups = Communicators(cluster), TpGroups(cluster, problem.model.shares_experts)
         self.routes = Routes(problem)
+        self._every_kind = tuple(dict.fromkeys((*problem.model.kinds, *problem.model.extra_layers)))
         self._layers = Memo(self._time_layer)
         self._cells = Memo(self._choose_cell)
         self._ends = Memo(self._time_ends)
@@ -178,7 +179,7 @@ class StageModel:
         """Of a layer of kind `number` of the model."""
         problem, framework, context = self.problem, self.framework, self.context
         model, workload, tp = problem.model, problem.workload, tp_group.degree
-        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(model.kinds[number])
+        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(self._every_kind[number])
         compute = layer_compute(layer, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
         measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
@@ -208,11 +209,12 @@ class StageModel:
 
     def _experts_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> tuple[float, float]:
         """Forward and backward seconds of experts, the all-to-alls to them and back included."""
-        workload, hidden = self.problem.workload, self.problem.model.hidden_size
-        times = ExpertTimes(tp_group.gpu, workload, self.framework, hidden)
+        workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
+        times = ExpertTimes(tp_group.gpu, workload, framework, hidden)
         forward_s, backward_s = times.seconds(part, tp_group.tp, micro_batch_size)
-        there_s = exchange_s(part, workload, hidden, tp_group.tp, micro_batch_size, tp_group.bandwidth)
-        return forward_s + 2 * there_s, backward_s + 2 * there_s
+        there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
+        both_s = 2 * framework.exchange_exposed * there_s
+        return forward_s + both_s, backward_s + both_s
 
     def layer_s(
         self, tp_group: TpGroup, micro_batch_size: int, policy: str, kind: int | None = None
@@ -288,25 +290,23 @@ class StageModel:
         size = micro_batch_size // tp_group.replicas
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
-        for kind in model.extra_layers:
-            layer_s = self.layer_s(tp_group, micro_batch_size, "none", model.kinds.index(kind))
-            head = head.followed_by(self._extra_compute(tp_group, size, head, layer_s))
+        head = head.followed_by(self._further_compute(tp_group, micro_batch_size, head))
         if workload.adapters is not None:  # no gradient flows into a frozen embedding
             return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
 
-    def _extra_compute(
-        self, tp_group: TpGroup, size: int, head: ComputeTimes, layer_s: tuple[float, float]
-    ) -> ComputeTimes:
-        """The times of a layer that predicts a further token: of the projection of two hidden states, the layer, and
-        the head once more."""
-        model, workload = self.problem.model, self.problem.workload
-        tokens = float(size * workload.seq_len)
-        projection_s = self._clocks[tp_group.gpu.name].gemm_s(4.0 * tokens * model.hidden_size**2 / tp_group.degree)
-        return ComputeTimes(
-            head.forward_s + projection_s + layer_s[0],
-            head.backward_s + c.GEMM_BACKWARD_PASSES * projection_s + layer_s[1],
-        )
+    def _further_compute(self, tp_group: TpGroup, micro_batch_size: int, head: ComputeTimes) -> ComputeTimes:
+        """The times of the layers that predict further tokens: of each the projection of two hidden states to one, the
+        layer, and the head once more."""
+        model, workload, size = self.problem.model, self.problem.workload, micro_batch_size // tp_group.replicas
+        clock, flops = self._clocks[tp_group.gpu.name], 4.0 * size * workload.seq_len * model.hidden_size**2
+        further = ComputeTimes(0.0, 0.0)
+        for kind in model.extra_layers:
+            layer_s = self.layer_s(tp_group, micro_batch_size, "none", self._every_kind.index(kind))
+            projection_s = clock.gemm_s(flops / tp_group.degree)
+            projection = ComputeTimes(projection_s, c.GEMM_BACKWARD_PASSES * projection_s)
+            further = further.followed_by(ComputeTimes(*layer_s)).followed_by(projection).followed_by(head)
+        return further
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""

@@ -1,7 +1,9 @@
 """Classes of tensor-parallel groups of a cluster that cost the same."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from hexiopt.memo import Memo
@@ -14,7 +16,8 @@ class TpGroup:
     """A class of tensor-parallel groups that cost the same: GPU type, number of devices, slowest ring link.
 
     `degree` is the TP degree: fewer than the devices where these are replicas that share experts, 0 where a search
-    leaves it open. Interned, so equality is identity and look-ups are fast.
+    leaves it open. Replicas may stand in several `machines`, each inside one; `bandwidth` is then that inside machines,
+    `across_bandwidth` what a device has between them. Interned, so equality is identity and look-ups are fast.
     """
 
     gpu: Gpu
@@ -22,6 +25,8 @@ class TpGroup:
     bandwidth: float  # slowest link of the TP ring, bytes/s
     latency_s: float
     degree: int
+    machines: int = 1
+    across_bandwidth: float = float("inf")  # of a device where all send at once, bytes/s
 
     @property
     def replicas(self) -> int:
@@ -44,10 +49,13 @@ class _Ring(NamedTuple):
     bandwidth: float = float("inf")
     latency_s: float = 0.0
     degree: int | None = None  # None: the number of devices
+    machines: int = 1
+    across_bandwidth: float = float("inf")
 
 
 def _ring_of(group: TpGroup) -> _Ring:
-    return _Ring(group.gpu.name, group.tp, group.bandwidth, group.latency_s)
+    link = group.bandwidth, group.latency_s
+    return _Ring(group.gpu.name, group.tp, *link, None, group.machines, group.across_bandwidth)
 
 
 class TpGroups:
@@ -66,7 +74,8 @@ class TpGroups:
         self._by_ring = Memo(self._of_ring)
 
     def of(self, devices: tuple[int, ...]) -> TpGroup:
-        """The class of a group, whose devices are of one machine; its degree is open where experts may be shared."""
+        """The class of a group; its degree is open where experts may be shared. Only replicas that share experts stand
+        in several machines, equally many in each."""
         return self._by_devices[devices]
 
     def with_degree(self, group: TpGroup, degree: int) -> TpGroup:
@@ -76,8 +85,30 @@ class TpGroups:
     def _of_devices(self, devices: tuple[int, ...]) -> TpGroup:
         if len(devices) == 1:
             return self._by_ring[_Ring(self._cluster.gpu_of(devices[0]).name, 1)]
-        machine = self._first_machine[self._machine_of[devices[0]]]
-        return self._by_place[_Place(machine, tuple(self._index_of[d] for d in devices))]
+        parts = dict[int, list[int]]()
+        for device in devices:
+            parts.setdefault(self._machine_of[device], []).append(device)
+        groups = [self._in_machine(machine, part) for machine, part in parts.items()]
+        return groups[0] if len(groups) == 1 else self._of_machines(groups, list(parts.values()))
+
+    def _in_machine(self, machine: int, devices: list[int]) -> TpGroup:
+        return self._by_place[_Place(self._first_machine[machine], tuple(self._index_of[d] for d in devices))]
+
+    def _of_machines(self, groups: list[TpGroup], devices: list[list[int]]) -> TpGroup:
+        """The class of groups in machines of their own: GPU type and links of the slowest."""
+        slowest = min(groups, key=lambda group: group.bandwidth)
+        gpu = min((group.gpu for group in groups), key=lambda gpu: gpu.flops_fp32).name
+        # All devices send at once, each to one of the next machine: they share what their ways have in common.
+        ways = [
+            self._cluster.network.path(device, there[k % len(there)])[2]
+            for here, there in pairwise([*devices, devices[0]])
+            for k, device in enumerate(here)
+        ]
+        users = Counter(resource for way in ways for resource, _ in way)
+        across = min(bytes_per_s / users[resource] for way in ways for resource, bytes_per_s in way)
+        latency_s = max(group.latency_s for group in groups)
+        ring = _Ring(gpu, sum(map(len, devices)), slowest.bandwidth, latency_s, None, len(groups), across)
+        return self._by_ring[ring]
 
     def _of_place(self, place: _Place) -> TpGroup:
         machine, indices = self._cluster.machines[place.machine], place.indices
@@ -85,7 +116,7 @@ class TpGroups:
 
     def _of_ring(self, ring: _Ring) -> TpGroup:
         degree = (0 if self._open and ring.tp > 1 else ring.tp) if ring.degree is None else ring.degree
-        return TpGroup(self.gpus[ring.gpu], *ring[1:4], degree)
+        return TpGroup(self.gpus[ring.gpu], *ring[1:4], degree, *ring[5:])
 
     def fastest(self, machine: int, degrees: Iterable[int]) -> list[TpGroup]:
         """A class at least as fast as any group of as many devices of machine `machine`, for each of `degrees`."""
