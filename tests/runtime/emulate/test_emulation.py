@@ -95,6 +95,17 @@ def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     assert [read_pace(tmp_path / "paces.json", rank) for rank in range(4)] == found
 
 
+def test_layers_recomputed_together_are_paced_as_one_part() -> None:
+    together = replace(Stage.of((0,), 0, 4), recompute=("full", "joined", "joined", "none"))
+    own = Plan((Pipeline((together,), 4),), ONE_F_ONE_B)
+    cost = PlanPricer(problem()).price(own)
+    (pace,) = paces(problem(), own, cost, 1.0)
+    (chunk,) = layout_of(own, problem().model).executor_of[0].chunks
+    for parts in (pace.first_parts[0], pace.last_parts[0][::-1]):
+        assert len(parts) == backward_parts(chunk) == 4, "embedding, three layers, a layer, head"
+        assert parts[1] > 2 * parts[2]
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_units_are_paced_without_what_they_gather_and_scatter(zero: int, tmp_path: Path) -> None:
     """Embedding, four layers and head of two pipelines of one device each, on machines of different speeds."""
