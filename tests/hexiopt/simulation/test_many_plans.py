@@ -20,7 +20,8 @@ from tests.slow import slow_but
 from tests.strategies import problems_with_depths, problems_with_plans, roomy_problems_with_plans
 
 USUAL = problems_with_plans() | roomy_problems_with_plans()
-PLANS = USUAL | problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0])
+CHUNKED = roomy_problems_with_plans().filter(lambda pair: any(line.num_chunks > 1 for line in pair[1].pipelines))
+PLANS = USUAL | CHUNKED | problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0])
 MOST_ERROR = 1e-12  # of the end of an executor, relative
 
 
