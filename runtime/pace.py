@@ -31,6 +31,8 @@ class Pace:
     last_parts: tuple[tuple[float, ...], ...] = ()
     """Otherwise: seconds of each part of the last backward through each layer range, beside which gradients are
     summed."""
+    expected: tuple[float, ...] = ()
+    """What the operations and messages of all stages of the plan take, as `StepTimes.numbers` has it."""
     turns: tuple[int, ...] = ()
     """Where backwards are split: what the stages of the plan run, as `StepTimes.turns` has it."""
 
@@ -69,6 +71,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         own["namespace"],
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
         tuple(map(tuple, own["last_parts"])),
+        tuple(own["expected"]),
         tuple(own["turns"]),
     )
 
