@@ -1,9 +1,10 @@
 """What do split backwards, free depths and messages in 8 bits give, each alone and together?
 
-With split backwards (`space.split_backward=true`) gradients of weights come later than those of inputs; with free depths
-(`space.depth=true`) stages may have any number of micro-batches in flight. Both leave gradients as they are; hexiopt's
-executor trains both, and other trainers refuse most of these plans, so both are off by default. Messages between stages
-in 8 bits (`workload.message_precision=fp8`) are off as well, as they [change training](message_precision.md).
+With split backwards (`space.split_backward=true`) gradients of weights come later than those of inputs; with free
+depths (`space.depth=true`) stages may have any number of micro-batches in flight. Both leave gradients as they are;
+hexiopt's executor trains both, and other trainers refuse most of these plans, so both are off by default. Messages
+between stages in 8 bits (`workload.message_precision=fp8`) are off as well, as they
+[change training](message_precision.md).
 
 python -m experiments.studies split_and_depth          # about 12 minutes on two cores; --quick: seconds
 """
@@ -22,7 +23,6 @@ from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import CPU_LIMITS, SearchSpec
 from experiments.studies.frame.settings import OURS
 from experiments.studies.frame.study import Report, Scale, Study
-from experiments.studies.frame.words import seconds
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.messages import FP8, TRAINING
 from hexiopt.plan.plan import Plan
@@ -38,9 +38,9 @@ _SLOW, _FAST, _SHIPPED = "0.625", "5", "as shipped"  # GB/s between machines
 _AIMS = {(_SLOW, _BOTH): 0.90, (_SLOW, _ALL): 0.68, (_FAST, _BOTH): 0.92}  # of the step over that with neither, means
 _FELL_SHORT = 1.02  # of the best plan known
 _NOTES = (
-    "Step times in seconds by our cost model, memory checked. In the first table each is of the best of all plans found "
-    "for the problem, whatever they were found with: split or not, with stated depths, with those that its messages ask "
-    f"for or without, whichever is shorter. Means are geometric. {CPU_LIMITS}"
+    "Step times in seconds by our cost model, memory checked. In the first table each is of the best of all plans "
+    "found for the problem, whatever they were found with: split or not, with the depths that it states, those that "
+    f"its messages ask for or those of its schedule, whichever is shortest. Means are geometric. {CPU_LIMITS}"
 )
 
 
@@ -94,7 +94,9 @@ def usual_depths(plan: Plan) -> Plan:
 def problems(quick: bool = False) -> dict[tuple[str, str], Problem]:
     """The problems by name and GB/s between machines."""
     if quick:
-        return {("small_mixed", _SHIPPED): Problem(named_cluster("small_mixed"), named_model("tiny"), Workload(32, 512))}
+        return {
+            ("small_mixed", _SHIPPED): Problem(named_cluster("small_mixed"), named_model("tiny"), Workload(32, 512))
+        }
     settings = ((1, "llama2_7b"), (2, "llama2_7b"), (3, "llama2_7b"), (3, "llama2_13b"), (3, "llama_30b"))
     found = {
         (f"setting {number}, {model}", rate): Problem(
@@ -132,22 +134,25 @@ def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
     """Of all plans the best in every mode, and what each search found."""
     rows = rows.assign(case=rows["problem"] + "; " + rows["GB/s"])
     rows = rows.reindex(columns=[*rows.columns, *(mode for mode in MODES if mode not in rows)])
-    rates = rows.groupby("case", sort=False)["GB/s"].first()
-    names = rows.groupby("case", sort=False)["problem"].first()
+    about = rows.groupby("case", sort=False)[["problem", "GB/s"]].first()
     best_s = rows.groupby("case", sort=False)[[*MODES]].min().astype(float)
+    searched_s = grid(rows, "case", "mode")
     over = best_s.div(best_s[_NEITHER], axis=0).drop(columns=_NEITHER)
-    found_s = grid(rows, "case", "mode")
-    cells = pd.DataFrame({"GB/s": rates, **{mode: best_s[mode].map(step) for mode in (_NEITHER, _BOTH, _ALL)}})
-    cells = cells.assign(**{f"{mode} / neither": over[mode].map(ratio) for mode in over})
-    means = np.exp(np.log(over).groupby(rates, sort=False).mean())
+    searched_over = searched_s.div(searched_s[_NEITHER], axis=0).drop(columns=_NEITHER)
+    means = mean(over, about["GB/s"])
+    best = {**best_s[[_NEITHER, _BOTH, _ALL]].map(step), **over.map(ratio).add_suffix(" / neither")}
     tables = {
-        "The best of all plans found": cells.set_axis(names).rename_axis("cluster, model"),
-        "Means over neither": means.map(ratio).rename_axis("GB/s"),
-        "What each search found": found_s.map(step).set_axis(names).assign(**{"GB/s": list(rates)}),
+        "The best of all plans found": about.assign(**best).set_index("problem"),
+        "Means over neither, of the best of all plans": means.map(ratio),
+        "What each search found": about.assign(**searched_s.map(step)).set_index("problem"),
+        "Means over neither, of what each search found": mean(searched_over, about["GB/s"]).map(ratio),
     }
-    last = tables["What each search found"]
-    tables["What each search found"] = last[["GB/s", *found_s]].rename_axis("cluster, model")
-    return [Report(tables, claims(best_s, found_s, means), draw(over, scale), _NOTES)]
+    return [Report(tables, claims(best_s, searched_s, means), draw(over, scale), _NOTES)]
+
+
+def mean(ratios: pd.DataFrame, by: pd.Series) -> pd.DataFrame:
+    """The geometric means of groups of rows."""
+    return np.exp(np.log(ratios).groupby(by, sort=False).mean())
 
 
 def step(value_s: float) -> str:
@@ -160,20 +165,21 @@ def ratio(value: float) -> str:
     return "" if pd.isna(value) else f"{value:.3f}"
 
 
-def claims(best_s: pd.DataFrame, found_s: pd.DataFrame, means: pd.DataFrame) -> list[str]:
+def claims(best_s: pd.DataFrame, searched_s: pd.DataFrame, means: pd.DataFrame) -> list[str]:
     """Means beside what was aimed at, and how many searches stop short of a plan that another found."""
     said = [
-        f"At {rate} GB/s a step with {mode} takes {mean:.3f} of that with neither on average (aim {aim:.2f})."
+        f"At {rate} GB/s a step with {mode.replace(',', ' and')} takes {of_step:.3f} of that with neither on average "
+        f"(aim {aim:.2f})."
         for (rate, mode), aim in _AIMS.items()
-        if rate in means.index and not pd.isna(mean := means.at[rate, mode])
+        if rate in means.index and not pd.isna(of_step := means.at[rate, mode])
     ]
-    behind = found_s / best_s[list(found_s)]
+    behind = searched_s / best_s[list(searched_s)]
     if short := int((behind > _FELL_SHORT).sum().sum()):
         case, mode = behind.stack().idxmax()
         said.append(
-            f"Of {found_s.count().sum()} searches {short} stop more than {_FELL_SHORT - 1:.0%} above a plan that another "
-            f"mode gave: one seed and {seconds(_LIMIT_S)} are not enough for small differences. The furthest, by "
-            f"{behind.at[case, mode] - 1:.0%}, is {mode} on {case.replace(';', ',')} GB/s."
+            f"Of {searched_s.count().sum()} searches {short} stop more than {_FELL_SHORT - 1:.0%} above a plan that "
+            f"another mode gave. The furthest, by {behind.at[case, mode] - 1:.0%}, is that with {mode} on "
+            f"{case.replace(';', ',')} GB/s."
         )
     return said
 

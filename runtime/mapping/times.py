@@ -22,8 +22,8 @@ MessageSeconds = tuple[tuple[float, float], ...]  # of each stage: ahead, and ba
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the layer ranges of each stage for a micro-batch, and of a message from it to the next stage and to the
-    one before [pipelines][stages].
+    """Seconds of the layer ranges of each stage for a micro-batch, and of a message from it to the next stage and to
+    the one before [pipelines][stages].
 
     Where backwards are split, `orders` has what each stage runs [pipelines][stages]: as the plan is priced.
     """

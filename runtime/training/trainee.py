@@ -18,7 +18,7 @@ from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
-from runtime.mapping.layout import Layout, layout_of
+from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
