@@ -157,10 +157,11 @@ class Fabric:
 
     def _shape(self, namespace: str, link: str, classes: Iterable[tuple[float, str, list[str]]]) -> None:
         """Limit what a link sends: (bytes/s, src or dst, addresses) each; no addresses are all."""
+        match = f"filter add dev {link} parent 1: protocol ip"
         lines = [
             f"qdisc add dev {link} root handle 1: htb",
             f"class add dev {link} parent 1: classid {_UNSHAPED} htb rate {round(8 * _MOST)}bit",
-            f"filter add dev {link} parent 1: protocol ip prio 1 u32 match u16 0 {_SMALL} at 2 flowid {_UNSHAPED}",
+            f"{match} prio 1 u32 match u16 0 {_SMALL} at 2 flowid {_UNSHAPED}",
         ]
         before = len(lines)
         for number, (full_rate, side, addresses) in enumerate(classes, 1):
@@ -172,7 +173,7 @@ class Fabric:
                 f"rate {max(1, round(8 * rate))}bit burst 1 cburst 1 quantum {_FRAME}"
             )
             for where in [f"{side} {address}/32" for address in addresses] or ["src 198.18.0.0/15"]:
-                lines.append(f"filter add dev {link} parent 1: protocol ip prio 2 u32 match ip {where} flowid 1:{number}")
+                lines.append(f"{match} prio 2 u32 match ip {where} flowid 1:{number}")
         if len(lines) > before:
             _run("tc", "-n", namespace, "-batch", "-", given="\n".join(lines))
 
