@@ -74,7 +74,7 @@ def test_the_clock_ends_when_the_simulation_does(count: int) -> None:
     assert len(errors) >= count
     assert max(errors) <= MOST_ERROR
     wanted = [*map(str, (*SCHEDULES, *SPLIT_SCHEDULES)), "depths", "8 bits", "pipelines"]
-    assert all(features[name] > count / 50 for name in wanted), features
+    assert all(features[name] > count / 100 for name in wanted), features
 
 
 if __name__ == "__main__":
