@@ -45,8 +45,8 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Freedoms:
-    """What plans may have beyond the default."""
+class SearchMode:
+    """What a search allows beyond the default."""
 
     split: bool = False
     depth: bool = False
@@ -73,12 +73,12 @@ class Freedoms:
 
 
 MODES = {
-    _NEITHER: Freedoms(),
-    _DEPTH: Freedoms(depth=True),
-    _SPLIT: Freedoms(split=True),
-    _BOTH: Freedoms(split=True, depth=True),
-    _EIGHT: Freedoms(message_precision=FP8),
-    _ALL: Freedoms(split=True, depth=True, message_precision=FP8),
+    _NEITHER: SearchMode(),
+    _DEPTH: SearchMode(depth=True),
+    _SPLIT: SearchMode(split=True),
+    _BOTH: SearchMode(split=True, depth=True),
+    _EIGHT: SearchMode(message_precision=FP8),
+    _ALL: SearchMode(split=True, depth=True, message_precision=FP8),
 }
 
 
@@ -116,16 +116,16 @@ def problems(quick: bool = False) -> dict[tuple[str, str], Problem]:
 
 def step_times(problem: Problem, plan: Plan) -> dict[str, float]:
     """The step of a plan in every mode, in seconds."""
-    return {mode: freedoms.step_s(problem, plan) for mode, freedoms in MODES.items()}
+    return {mode: own.step_s(problem, plan) for mode, own in MODES.items()}
 
 
 def searches(scale: Scale) -> list[SearchSpec]:
     """Every problem in every mode; limits count CPU time, so that other work on the machine changes nothing."""
     limit_s = scale.limit_s(_LIMIT_S)
     found = [
-        OURS.search(freedoms.grant(problem), limit_s, {"problem": name, "GB/s": rate, "mode": mode})
+        OURS.search(own.grant(problem), limit_s, {"problem": name, "GB/s": rate, "mode": mode})
         for (name, rate), problem in problems(scale.quick).items()
-        for mode, freedoms in MODES.items()
+        for mode, own in MODES.items()
     ]
     return [replace(own, judge=step_times, cpu_time=True) for own in found]
 
