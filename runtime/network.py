@@ -91,8 +91,9 @@ def _options(device: torch.device | None, channels: int | None) -> Any:
 class ProcessGroups:
     """Process groups by their ranks. Every rank must make them, and at the same time: creation is collective.
 
-    Each of the `pairs` (sender, receiver) gets a group of its own where groups are queues. `channels` bounds those of
-    their communicators.
+    Each of the `pairs` (sender, receiver) gets a group of its own: groups are queues on GPUs, and gloo's announce a
+    receive to its sender on the connection that carries the messages the other way. `channels` bounds those of their
+    communicators.
     """
 
     def __init__(
@@ -110,12 +111,11 @@ class ProcessGroups:
             ranks: dist.new_group(list(ranks), timeout=limit, pg_options=_options(device, channels.groups.get(ranks)))
             for ranks in all_ranks
         }
-        self._of_pair: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self._of_pair = {
+            pair: dist.new_group(list(pair), timeout=limit, pg_options=_options(device, channels.pairs.get(pair)))
+            for pair in pairs
+        }
         if not is_gloo():
-            self._of_pair = {
-                pair: dist.new_group(list(pair), timeout=limit, pg_options=_options(device, channels.pairs.get(pair)))
-                for pair in pairs
-            }
             self._warm(device)
 
     def _warm(self, device: torch.device | None) -> None:

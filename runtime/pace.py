@@ -33,6 +33,8 @@ class Pace:
     summed."""
     first_parts: tuple[tuple[float, ...], ...] = ()
     """Seconds of each part of the first forward through each layer range, beside which weights are gathered."""
+    expected: tuple[float, ...] = ()
+    """What the operations and messages of all stages of the plan take, as `StepTimes.numbers` has it."""
     turns: tuple[int, ...] = ()
     """Where backwards are split: what the stages of the plan run, as `StepTimes.turns` has it."""
 
@@ -72,6 +74,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
         tuple(map(tuple, own["last_parts"])),
         tuple(map(tuple, own["first_parts"])),
+        tuple(own["expected"]),
         tuple(own["turns"]),
     )
 

@@ -24,6 +24,7 @@ _MODULES = (
     "gaps",
     "proofs",
     "replan",
+    "split_and_depth",
 )
 NAMES = tuple(module.rpartition(".")[2] for module in _MODULES)
 

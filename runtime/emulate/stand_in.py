@@ -36,8 +36,9 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
     layout, network = layout_of(plan, problem.model), problem.cluster.network
     model = PlanPricer(problem)
-    times = StepTimes.priced(problem, plan) if plan.schedule.splits else None
-    turns = () if times is None else tuple(times.turns(layout))
+    times = StepTimes.priced(problem, plan)
+    assert times is not None, "it has a price"
+    expected, turns = tuple(times.numbers()), tuple(times.turns(layout)) if plan.schedule.splits else ()
     optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
     found = []
     for rank, executor in enumerate(layout.executor_of):
@@ -55,6 +56,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                 ),
                 last_parts=_parts(model, plan, executor, priced, dilation, backward=True),
                 first_parts=_parts(model, plan, executor, priced, dilation, backward=False),
+                expected=expected,
                 turns=turns,
             )
         )

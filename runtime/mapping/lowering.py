@@ -124,7 +124,8 @@ ActionList = tuple[Action | Reduction | UnitCollective, ...]
 @dataclass(frozen=True)
 class StepShape:
     """A pipeline's step. `chunk_s` has the seconds of a forward and a backward of each layer range [stages][chunks],
-    `message_s` those of a message: they only decide which of several possible orders the lists have. `last_parts`: in
+    `message_s` those of a message from each stage to the next and to the one before [stages]: they only decide which of
+    several possible orders the lists have. `last_parts`: in
     how many parts the last backward of each is cut [stages][chunks], and of stages in lockstep every operation.
 
     Where backwards are split, `orders` [stages] has what each stage runs, and `late_parts` [stages][chunks] the part of
@@ -134,7 +135,7 @@ class StepShape:
     schedule: Schedule
     num_micro_batches: int
     chunk_s: tuple[tuple[tuple[float, ...], ...], ...]
-    message_s: float
+    message_s: tuple[tuple[float, float], ...]
     last_parts: tuple[tuple[int, ...], ...]
     orders: StageOrders = ()
     late_parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
@@ -147,7 +148,8 @@ class StepShape:
         each_s = 1 / (3 * num_chunks * num_micro_batches)
         kinds_s = (each_s, each_s, each_s) if schedule.splits else (each_s, 2 * each_s)
         chunk_s = ((kinds_s,) * num_chunks,) * num_stages
-        return StepShape(schedule, num_micro_batches, chunk_s, each_s / 2, ((1,) * num_chunks,) * num_stages)
+        message_s = ((each_s / 2, each_s / 2),) * num_stages
+        return StepShape(schedule, num_micro_batches, chunk_s, message_s, ((1,) * num_chunks,) * num_stages)
 
     @property
     def num_stages(self) -> int:
@@ -383,7 +385,8 @@ class _Walk:
             receiver = self.stages[stage.pipeline][target % shape.num_stages]
             came = Action(target, received, action.micro_batch)
             receiver.done.append(came)
-            self._at(now_s + shape.message_s, self._crew_of[receiver.pipeline, receiver.number], (receiver, came))
+            came_s = now_s + shape.message_s[stage.number][action.backward]
+            self._at(came_s, self._crew_of[receiver.pipeline, receiver.number], (receiver, came))
 
     def _reduce(self, part: LastBackward) -> None:
         for number in self._waiting.get(part, ()):

@@ -1,10 +1,11 @@
 """What a step's operations and messages are expected to take: of several orders in which ranks could communicate, the
 one in which messages come while ranks compute depends on it. Nothing else does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import StageOrders
 from hexiopt.errors import InputError
@@ -16,17 +17,19 @@ from runtime.mapping.layout import Layout, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import StepShape
 
 ChunkSeconds = tuple[tuple[float, ...], ...]  # of each layer range, by kinds of operations
+MessageSeconds = tuple[tuple[float, float], ...]  # of each stage: ahead, and back
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the layer ranges of each stage for a micro-batch [pipelines][stages], and of a message [pipelines].
+    """Seconds of the layer ranges of each stage for a micro-batch, and of a message from it to the next stage and to
+    the one before [pipelines][stages].
 
     Where backwards are split, `orders` has what each stage runs [pipelines][stages]: as the plan is priced.
     """
 
     chunk_s: tuple[tuple[ChunkSeconds, ...], ...]
-    message_s: tuple[float, ...]
+    message_s: tuple[MessageSeconds, ...]
     orders: tuple[StageOrders, ...] = ()
 
     @staticmethod
@@ -42,12 +45,6 @@ class StepTimes:
         return StepTimes(tuple(shape.chunk_s for shape in shapes), tuple(shape.message_s for shape in shapes), orders)
 
     @staticmethod
-    def of_ranks(layout: Layout, chunk_s: Mapping[int, ChunkSeconds]) -> "StepTimes":
-        """Where the seconds of every rank are known. Messages are taken to be short."""
-        found = tuple(tuple(chunk_s[stage[0].ranks[0]] for stage in line.stages) for line in layout.lines)
-        return StepTimes(found, tuple(min(chunk[0] for chunk in stages[0]) / 2 for stages in found))
-
-    @staticmethod
     def priced(problem: Problem, plan: Plan) -> "StepTimes | None":
         """As the cost model has them; None of a plan that it cannot price."""
         pricer = PlanPricer(problem)
@@ -57,7 +54,7 @@ class StepTimes:
             return None
         return StepTimes(
             tuple(tuple(stage.executors[0].chunk_s for stage in one.stages) for one in cost.pipelines),
-            tuple(sum(one.message_s) / max(1, len(one.message_s)) for one in cost.pipelines),
+            tuple(map(_message_s, cost.pipelines)),
             tuple(pricer.orders(plan)) if plan.schedule.splits else (),
         )
 
@@ -65,7 +62,7 @@ class StepTimes:
         """All seconds, in a row."""
         return [
             *(s for stages in self.chunk_s for chunks in stages for kinds in chunks for s in kinds),
-            *self.message_s,
+            *(s for stages in self.message_s for both in stages for s in both),
         ]
 
     def replaced(self, numbers: Sequence[float]) -> "StepTimes":
@@ -75,7 +72,8 @@ class StepTimes:
             tuple(tuple(tuple(next(left) for _ in kinds) for kinds in chunks) for chunks in stages)
             for stages in self.chunk_s
         )
-        return StepTimes(chunk_s, tuple(left), self.orders)
+        message_s = tuple(tuple((next(left), next(left)) for _ in stages) for stages in self.message_s)
+        return StepTimes(chunk_s, message_s, self.orders)
 
     def turns(self, layout: Layout) -> list[int]:
         """The orders of all stages, in a row whose length the plan determines: an operation is a number."""
@@ -98,6 +96,16 @@ class StepTimes:
 
 
 _KINDS = tuple(OperationKind)
+
+
+def _message_s(pipeline: PipelineCost) -> MessageSeconds:
+    """The longest message from each stage ahead, and back: a slow link may be one of many."""
+    timed = list(zip(pipeline.messages, pipeline.message_s, strict=True))
+
+    def longest_s(stage: int, back: bool) -> float:
+        return max((s for message, s in timed if (message.stage, message.backward) == (stage, back)), default=0.0)
+
+    return tuple((longest_s(stage, False), longest_s(stage, True)) for stage in range(len(pipeline.stages)))
 
 
 def _operation(number: int, line: PipelineLayout) -> Operation:

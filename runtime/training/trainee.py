@@ -18,7 +18,7 @@ from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
 from runtime.mapping.buckets import bucket_parts
-from runtime.mapping.layout import Layout, layout_of
+from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
@@ -123,7 +123,7 @@ class Trainee:
             message_precision,
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = _of_rank_0(expected, device) if pace is None else _paced(self.layout, pace)
+        agreed = expected.replaced(_row_of_rank_0(expected.numbers() if pace is None else pace.expected, device))
         if plan.schedule.splits:
             turns = expected.turns(self.layout) if pace is None else pace.turns
             agreed = agreed.with_turns(self.layout, _row_of_rank_0(turns, device))
@@ -282,30 +282,14 @@ class StepOutcome:
         return self._numbers.read()[4]
 
 
-def _of_rank_0(times: StepTimes, device: torch.device) -> StepTimes:
-    """What rank 0 expects, so that all ranks have the same order. Asked by all together."""
-    return times.replaced(_row_of_rank_0(times.numbers(), device))
-
-
 def _row_of_rank_0(row: Sequence[float], device: torch.device) -> list[Any]:
-    """The numbers of rank 0, of rows that are equally long. Asked by all together."""
+    """The numbers of rank 0, of rows that are equally long, so that all ranks have the same order. Asked by all
+    together."""
     numbers = torch.tensor(row, dtype=torch.float64, device=device)
     if dist.get_rank():
         numbers.zero_()
     dist.all_reduce(numbers)
     return numbers.tolist()
-
-
-def _paced(layout: Layout, pace: Pace) -> StepTimes:
-    """What the paces of all ranks say. Asked by all together."""
-    most, kinds = max(line.num_chunks for line in layout.lines), len(pace.chunks[0])
-    own = torch.zeros(most, kinds, dtype=torch.float64)
-    own[: len(pace.chunks)] = torch.tensor(pace.chunks, dtype=torch.float64)
-    every = own.new_empty(layout.world_size * most, kinds)
-    dist.all_gather_single(every, own)
-    by_rank = every.view(-1, most, kinds).tolist()
-    chunk_s = {rank: tuple(map(tuple, by_rank[rank][: line.num_chunks])) for rank, line in enumerate(layout.line_of)}
-    return StepTimes.of_ranks(layout, chunk_s)
 
 
 def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,6 +224,16 @@ def test_links_have_their_rates() -> None:
         # Inside the machine; a busy one may take as long now and then.
         assert any(transfer_s(net, (0,), 1, 60_000) < 0.5 * 60_000 / outside for _ in range(TRIES))
     assert not set(fabric._ours()) & {*net.namespaces.values()}
+
+
+@needs_root
+def test_what_is_small_does_not_wait() -> None:
+    """What acknowledges or announces a message passes one that is on the same way."""
+    with Fabric(named_cluster("small_mixed"), range(4), 1e5) as net, ThreadPoolExecutor() as pool:
+        long = pool.submit(transfer_s, net, (0,), 2, 40_000)
+        assert any(transfer_s(net, (1,), 3, 60) < 0.3 for _ in range(TRIES))
+        assert not long.done()
+        assert long.result() >= 0.9 * 40_000 / 1.25e4
 
 
 @needs_root

@@ -35,6 +35,7 @@ from tests.strategies import problems_with_plans
 
 RECEIVES = (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
 COMPUTES = (ActionKind.FORWARD, ActionKind.BACKWARD)
+NO_MESSAGES = ((0.0, 0.0),)  # of a stage
 
 
 def shapes(stages: tuple[int, ...] = (1, 2, 3, 4, 8), most_batches: int = 12) -> Iterator[StepShape]:
@@ -114,6 +115,7 @@ def test_lists_end_with_one_queue_a_rank_and_have_every_input_before() -> None:
 
 
 TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (float(pair[0]), float(pair[1])))
+MESSAGES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (float(pair[0]), float(pair[1])))
 
 
 @given(st.data())
@@ -127,7 +129,7 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
         batches = count * data.draw(st.integers(1, 3)) if chunks > 1 else data.draw(st.integers(1, 6))
         each = st.tuples(*[st.tuples(*[TIMES] * chunks)] * count)
         cut = st.tuples(*[st.tuples(*[st.integers(1, 4)] * chunks)] * count)
-        message_s = float(data.draw(st.integers(0, 9)))
+        message_s = data.draw(st.tuples(*[MESSAGES] * count))
         shape = StepShape(schedule, batches, data.draw(each), message_s, data.draw(cut))
         found.append(shape)
         for s, c in product(range(count), range(chunks)):
@@ -166,7 +168,7 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
 def test_a_receive_stands_before_the_operation_during_which_its_message_is_made() -> None:
     """So it can come meanwhile; of two messages made at once, only one can."""
     times = (((2.0, 4.0),), ((1.0, 3.0),))
-    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, 0.0, ((1,), (1,)))])[0]
+    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, NO_MESSAGES * 2, ((1,), (1,)))])[0]
     spelled = list(map(str, first))
     assert spelled.index("0RECV_B1") < spelled.index("0F2") < spelled.index("0SEND_F2")
 
@@ -198,7 +200,7 @@ def ends_s(lists: tuple[ActionList, ...], shape: StepShape, *, posted_at_once: b
                     (posted if action.kind in RECEIVES else sent)[key] = now_s[s]
                     if key in sent and (posted_at_once or key in posted):
                         start = max(sent[key], 0.0 if posted_at_once else posted[key], free.get(key[:2], 0.0))
-                        free[key[:2]] = start + shape.message_s
+                        free[key[:2]] = start + shape.message_s[(key[0] + back) % count][back]
                         came.setdefault(key, free[key[:2]])
                 at[s] += 1
                 moved = True
@@ -211,15 +213,16 @@ def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
     """Where times are known, one order of all costs no time against receives that are posted as early as can be."""
     rng = random.Random(0)
     chunks = 2 if schedule == INTERLEAVED else 1
-    for count, message_s in product((2, 3, 4), (0.05, 0.3, 1.0)):
+    for count, most_s in product((2, 3, 4), (0.05, 0.3, 1.0)):
         forwards = [rng.uniform(0.7, 1.3) for _ in range(count)]
+        message_s = tuple((rng.uniform(0, most_s), rng.uniform(0, most_s)) for _ in range(count))
         shape = StepShape(
             schedule, 4 * count, tuple(((f, 2 * f),) * chunks for f in forwards), message_s, ((1,) * chunks,) * count
         )
         (lists,) = lowered([shape])
         best = ends_s(lists, shape, posted_at_once=True)
         assert ends_s(lists, shape, posted_at_once=False) <= 1.001 * best
-        (unaware,) = lowered([replace(shape, message_s=0.0)])
+        (unaware,) = lowered([replace(shape, message_s=NO_MESSAGES * count)])
         assert ends_s(unaware, shape, posted_at_once=False) >= best
 
 
@@ -258,9 +261,8 @@ def test_lockstep_has_one_order(data: st.DataObject) -> None:
     batches, cut = data.draw(st.integers(1, 5)), data.draw(st.tuples(*[st.tuples(st.integers(1, 4))] * stages))
     schedule = data.draw(st.sampled_from([one for one in SCHEDULES if one.lockstep]))
     times = st.tuples(*[st.tuples(TIMES)] * stages)
-    found = [
-        StepShape(schedule, batches, data.draw(times), float(data.draw(st.integers(0, 9))), cut) for _ in range(count)
-    ]
+    messages = st.tuples(*[MESSAGES] * stages)
+    found = [StepShape(schedule, batches, data.draw(times), data.draw(messages), cut) for _ in range(count)]
     sums = [frozenset(LastBackward(p, s, 0, cut[s][0] - 1) for p in range(count)) for s in range(stages)]
     lists = lowered(found, sums, together(count, gathers, stages))
     events = []
