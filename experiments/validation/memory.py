@@ -1,9 +1,10 @@
 """Predicted memory of measured runs beside the peaks that their notes state, in GiB.
 
-`peak_allocated_gib_by_stage` or `peak_allocated_gib` are what tensors took, `peak_reserved_gib` or `peak_mem_gib` what
-torch's allocator held for them. The prediction of the first leaves out the reserve, that of the second has it; that of
-neither has communicators, whose memory is not the allocator's. `mem_gib`, or `mem_gb`, is what the process held, where
-`memory=process`: the allocator's, CUDA's context, and what the trainer holds beyond our executor.
+`peak_allocated_gib_by_stage`, `peak_allocated_gib` or `max_memory_gb` (in GB) are what tensors took,
+`peak_reserved_gib` or `peak_mem_gib` what torch's allocator held for them. The prediction of the first leaves out the
+reserve, that of the second has it; that of neither has communicators, whose memory is not the allocator's. `mem_gib`,
+or `mem_gb`, is what the process held, where `memory=process`: the allocator's, CUDA's context, and what the trainer
+holds beyond our executor.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from experiments.validation.rules import TRANSFORMERS
 from hexiopt.cost.cost import Cost
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.parameters import adapted_matrices
-from hexiopt.units import GIB
+from hexiopt.units import GB, GIB
 
 _CONTEXT_BYTES = GIB // 2  # of CUDA and its libraries in a process
 # What transformers holds, counted in its code: of a logit its 16 bits, their shifted copy, FP32 logits and their
@@ -28,6 +29,8 @@ def allocated_ratios(case: Case, cost: Cost) -> Iterator[float]:
     memories = [stage.memory for stage in cost.pipelines[0].stages]
     predicted = [memory.tensors / GIB for memory in memories]
     peaks = [float(peak) for peak in stated.split("/")] if stated else []
+    if decimal := case.row.note("max_memory_gb"):
+        peaks = [float(decimal) * GB / GIB]
     if len(peaks) == 1:
         predicted = [max(predicted)]
     yield from (own / peak for own, peak in zip(predicted, peaks, strict=False))

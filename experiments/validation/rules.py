@@ -82,8 +82,8 @@ def _with_experts(row: Row) -> str:
 
 
 def routing_of(row: Row) -> str:
-    """How tokens of a run came to experts: `forced` where a router or a capacity made them even."""
-    return "forced" if row.says("forced", "capacity factor") else "natural"
+    """How tokens of a run came to experts: `natural` where the notes say so, else `forced`, as in benchmarks."""
+    return "natural" if row.says("natural") else "forced"
 
 
 def precision_of(row: Row) -> str:

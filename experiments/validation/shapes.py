@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.validation.expert_models import expert_model
+from experiments.validation.expert_models import expert_model, functional_test_model
 from experiments.validation.rows import Row
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import read_mapping
@@ -41,13 +41,14 @@ def seq_len_of(row: Row) -> int:
 
 def has_experts(row: Row) -> bool:
     """Whether the run's model is one with experts whose shape is known."""
-    return expert_model(row.model_name.lower()) is not None
+    return (expert_model(row.model_name.lower()) or functional_test_model(row)) is not None
 
 
 def model_of(row: Row) -> ModelSpec:
     """The decoder that the run trained. Raises InexpressibleError where its shape is not known."""
     name = row.model_name.lower()
     of_kinds = expert_model(name, row.layers, predicts_further=not row.says("no MTP", "w/o MTP"))
+    of_kinds = of_kinds or functional_test_model(row)
     if of_kinds is not None:
         return of_kinds
     known = _known().get(name, {})
