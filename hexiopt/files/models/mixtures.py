@@ -104,7 +104,9 @@ MIXTURES: dict[str, ModelType] = {
     "deepseek_v2": ModelType(
         row(_LATENT_BASE, usual(mlp_bias=False)),
         attention=_latent(),
-        experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 2), shared_bias=key("mlp_bias", default=False)),
+        experts=row(
+            experts(count=_ROUTED), _shared_columns("n_shared_experts", 2), shared_bias=key("mlp_bias", default=False)
+        ),
         placement=_FIRST_DENSE,
         only=_EVERY,
         ignores=_UNREAD,
@@ -292,7 +294,10 @@ MIXTURES: dict[str, ModelType] = {
         experts=experts(ALL_EXPERTS),
         extra=key("num_mtp_modules", default=0),
         only={"attn_type_list": 1, "shared_intermediate_size": 0, "use_qk_norm": True, "mtp_transformer_layers": 1},
-        ignores=("use_mtp", "use_routing_bias", "qk_norm_type"),
+        ignores=(
+            *("use_mtp", "use_routing_bias", "qk_norm_type", "mlp_intermediate_size", "shared_moe_mode"),
+            *("max_model_len", *(f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp"))),
+        ),
         stored="fp8",
     ),
     "mixtral": ModelType(
