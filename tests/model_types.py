@@ -115,7 +115,7 @@ extra_layer_kinds: []     # that predict further tokens
 
 ## The types of transformers
 
-Of the {total} types of causal language models of transformers {version}, **{read} are read**; {refused} are refused with
+Of {total} types of causal language models of transformers {version}, **{read} are read**; {refused} are refused with
 the feature named, {otherwise} otherwise. The second column has the layers of a type's default configuration and their
 form, or what is not modelled.
 

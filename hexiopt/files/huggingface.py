@@ -17,7 +17,7 @@ from hexiopt.files.models.depth import gpt_neo_alternates
 from hexiopt.files.models.fact_reader import FactReader, number
 from hexiopt.files.models.facts import Key
 from hexiopt.files.models.features import feature_of_type, features, vocabulary
-from hexiopt.files.models.layers import Layers, layers_of
+from hexiopt.files.models.layers import LayerSequence, layers_of
 from hexiopt.files.models.types import TYPES
 from hexiopt.files.models.written_kinds import written_layers
 from hexiopt.ledger import OFF, Ledger
@@ -124,7 +124,7 @@ class _Reader:
         """The model. Raises InputError with `faults` and all other faults of the file."""
         self._facts.faults += faults
         collecting = self._facts.collecting
-        written = written_layers(self._section) if self._kind == DECODER else Layers()
+        written = written_layers(self._section) if self._kind == DECODER else LayerSequence()
         follows = {field: value for field, value in written.fields().items() if field not in self._ledger}
         values = self._facts.row(dict(self._type.facts) | follows, {})
         with collecting():
@@ -141,22 +141,22 @@ class _Reader:
         model_name = self._name(name or self._kind)
         self._head()
         self._own_code()
-        self._fixed()
+        self._check_fixed()
         self._unread()
         if self._facts.faults:
             raise _refusal(self._where, self._facts.faults)
         with self._section.building():
-            return self._built(model_name, values, layers)
+            return self._build(model_name, values, layers)
 
-    def _layers(self, values: dict[str, Any]) -> Layers:
+    def _layers(self, values: dict[str, Any]) -> LayerSequence:
         if self._kind == "gpt_neo":
             alternates = gpt_neo_alternates(self._section, values.get("num_layers", 0))
-            return Layers(window=values.get("attention_window") if alternates else None)
+            return LayerSequence(window=values.get("attention_window") if alternates else None)
         form = ARCHITECTURES[self._type.architecture].form
         layers = layers_of(self._facts, self._type, values if form is None else form.to_dict() | values)
         return layers._replace(window=values.get("attention_window")) if self._kind == DECODER else layers
 
-    def _built(self, name: str, values: dict[str, Any], layers: Layers) -> ModelSpec:
+    def _build(self, name: str, values: dict[str, Any], layers: LayerSequence) -> ModelSpec:
         architecture, form = self._type.architecture, None
         if layers.kinds and architecture != DECODER:
             architecture, form = DECODER, ARCHITECTURES[architecture].form
@@ -244,13 +244,13 @@ class _Reader:
         remedy = f"remove the key if its layers are those of {self._kind}"
         self._facts.faults.append(f"auto_map: the model has its own code, of unknown shape; {remedy}")
 
-    def _fixed(self) -> None:
+    def _check_fixed(self) -> None:
         """Refuse values of keys that may have one value only, and note weights stored in a narrow format."""
         for name, value in self._type.only.items():
-            stated = self._ledger.get(name)
-            items = stated if isinstance(stated, list) else [stated]
+            raw = self._ledger.get(name)
+            items = raw if isinstance(raw, list) else [raw]
             if any(item is not None and item != value for item in items):
-                self._facts.faults.append(f"{name}: {quoted(stated)} is not modelled; only {json.dumps(value)} is")
+                self._facts.faults.append(f"{name}: {quoted(raw)} is not modelled; only {json.dumps(value)} is")
         for name in self._type.ignores:
             self._ledger.get(name)
         stored = self._config.get("quantization_config")

@@ -12,12 +12,12 @@ def layers_in_words(layers: Sequence[LayerKind], extra: Sequence[LayerKind] = ()
         return ""
     channels = Counter(text for kind in layers if (text := " beside ".join(map(_in_words, kind.channels))))
     mixers = Counter(text for kind in layers if (text := " beside ".join(map(_in_words, kind.mixers))))
-    words = [_counted(counts) for counts in (channels, mixers) if counts]
+    words = [_enumeration(counts) for counts in (channels, mixers) if counts]
     further = f"; {len(extra)} more for further tokens" if extra else ""
     return f"{len(layers)} layers: {'; '.join(words)}{further}"
 
 
-def _counted(counts: Counter[str]) -> str:
+def _enumeration(counts: Counter[str]) -> str:
     """Each text with its number; a number in front of a text is divided from it."""
     return ", ".join(f"{count}{' of' * text[0].isdigit()} {text}" for text, count in counts.items())
 

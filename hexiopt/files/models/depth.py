@@ -39,7 +39,7 @@ def mixing(section: Section, mixers: Mixers | None, num_layers: int | None) -> l
     if mixers is not None and mixers.blocks:
         known |= {DENSE, EXPERTS}
     for name in ("layer_types",) if mixers is None else mixers.lists:
-        words = _of_length(section, name, _listed(section, name, known), num_layers)
+        words = _of_length(section, name, _words_under(section, name, known), num_layers)
         if words:
             return [*words[:-1], FULL] if mixers is not None and mixers.last_is_full else words
     if num_layers is None:
@@ -57,13 +57,13 @@ def _see(section: Section, names: Iterable[str]) -> None:
 def blocks(section: Section, names: tuple[str, ...], default: list[str]) -> list[str]:
     """The parts under the first of `names` that the file has, by words or letters, as words of this module."""
     for name in names:
-        words = _listed(section, name, set(_LETTERS.values()))
+        words = _words_under(section, name, set(_LETTERS.values()))
         if words:
             return words
     return default
 
 
-def _listed(section: Section, name: str, known: set[str]) -> list[str]:
+def _words_under(section: Section, name: str, known: set[str]) -> list[str]:
     """The words of a list, or of letters; empty where the key is absent or null. Raises InputError for unknown ones."""
     value = section.raw(name, None)
     if value is None:
@@ -151,8 +151,8 @@ def placing(section: Section, placement: Placement, num_layers: int) -> list[str
         )
         words = _of_length(section, placement.words, words, num_layers)
         return [EXPERTS if word == "sparse" else DENSE for word in words]
-    stated = _numbers(section, placement.sparse_layers, num_layers)
-    sparse = _sparse_by_rule(section, placement, num_layers) if stated is None else stated
+    numbers = _numbers(section, placement.sparse_layers, num_layers)
+    sparse = _sparse_by_rule(section, placement, num_layers) if numbers is None else numbers
     without = _numbers(section, placement.dense_layers, num_layers) or ()
     return [EXPERTS if layer in sparse and layer not in without else DENSE for layer in range(num_layers)]
 

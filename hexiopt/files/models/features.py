@@ -269,8 +269,8 @@ def features(config: Mapping[str, Any], kind: ModelType | None = None) -> dict[s
 
 def _is_stored(sign: str, config: Mapping[str, Any], kind: ModelType | None) -> bool:
     """Whether the key states the format in which the makers of this type store weights."""
-    stated = config[sign]
-    method = stated.get("quant_method") if sign == "quantization_config" and isinstance(stated, dict) else None
+    value = config[sign]
+    method = value.get("quant_method") if sign == "quantization_config" and isinstance(value, dict) else None
     return kind is not None and kind.stored is not None and method == kind.stored
 
 

@@ -11,7 +11,7 @@ from hexiopt.files.models.facts import Fact, ModelType
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, LayerKind, Mixer, Recurrent
 
 
-class Layers(NamedTuple):
+class LayerSequence(NamedTuple):
     """The kinds of layers by depth, and of those that predict further tokens; `window` is that of equal dense layers,
     which need no kinds."""
 
@@ -45,7 +45,7 @@ class _Words(NamedTuple):
         return len(set(self.mixers)) == 1 and self.mixers[0] in (FULL, WINDOW) and set(self.channels) == {DENSE}
 
 
-def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) -> Layers:
+def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) -> LayerSequence:
     """The layers of a file of type `kind` whose facts are `values`. Raises InputError.
 
     Faults of rows are collected; with them the answer has no kinds.
@@ -58,7 +58,7 @@ def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) ->
     words = _words(reader, kind, values, bool(experts.get("count")))
     plain = words.equal() and not attention and not num_extra and kind.per_layer is None
     if reader.faults or plain:
-        return Layers(window=words.window if WINDOW in words.mixers else None)
+        return LayerSequence(window=words.window if WINDOW in words.mixers else None)
     with reader.section.building():
         base = Attention(**_attention(values) | attention)
         differ = {name: value for name, value in full.items() if value is not None}
@@ -81,7 +81,7 @@ def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) ->
             for layer, (mixer, channel) in enumerate(zip(words.mixers, words.channels, strict=True))
         )
         further = _layer(parts, tuple(extra), len(extra)) if extra and num_extra else _last_attending(kinds)
-        return Layers(kinds, (further,) * num_extra)
+        return LayerSequence(kinds, (further,) * num_extra)
 
 
 def _row(reader: FactReader, facts: Mapping[str, Fact], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _by_layer(reader: FactReader, kind: ModelType, num_layers: int) -> dict[int,
         layer = by_number.section(name)
         values = {key: layer.integer(key, at_least=1, at_most=2**16, default=None) for key in _FIELDS_OF}
         layer.finish()
-        stated = {key: value for key, value in values.items() if value is not None}
-        out[int(name)] = {field: value for key, value in stated.items() for field in _FIELDS_OF[key]}
+        fields = {field: values[key] for key, names in _FIELDS_OF.items() for field in names}
+        out[int(name)] = {field: value for field, value in fields.items() if value is not None}
     return out
 
 

@@ -28,8 +28,8 @@ def _global_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
 
 
 def _global_kv_heads(config: ConfigFile, values: dict[str, Any]) -> int | None:
-    stated = config.size("num_global_key_value_heads")
-    return stated if config.flag("attention_k_eq_v", False) else None
+    heads = config.size("num_global_key_value_heads")
+    return heads if config.flag("attention_k_eq_v", False) else None
 
 
 def _value_width(config: ConfigFile, values: dict[str, Any]) -> int | None:
@@ -58,7 +58,7 @@ ALL_EXPERTS: Row = {"ffn_size": key("intermediate_size")}
 QWEN_SHARED: Row = {"shared": key("shared_expert_intermediate_size", default=512), "shared_gate": True}
 
 
-def _shared(name: str, default: int, width: str = "moe_intermediate_size") -> Row:
+def _shared_columns(name: str, default: int, width: str = "moe_intermediate_size") -> Row:
     return {"shared": product(key(name, default=default), key(width))}
 
 
@@ -80,7 +80,7 @@ _EVERY = {"moe_layer_freq": 1}
 _DEEPSEEK_V3 = ModelType(
     row(_LATENT_BASE, usual(max_positions=4096)),
     attention=_latent(),
-    experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 1)),
+    experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 1)),
     placement=Placement(first="first_k_dense_replace", first_default=3),
     extra=key("num_nextn_predict_layers", "num_mtp_layers", default=1),
     only=_EVERY,
@@ -96,7 +96,7 @@ MIXTURES: dict[str, ModelType] = {
         row(BASE, usual(head_dim=128, max_positions=16_384), norms=4, qk_norm="head"),
         alternating(4, "global_attn_every_n_layers", window=1024),
         attention={"gated": True},
-        experts=row(experts(), _shared("num_shared_experts", 2), router_bias=True),
+        experts=row(experts(), _shared_columns("num_shared_experts", 2), router_bias=True),
         placement=Placement(first="num_dense_layers", first_default=1),
         only={"attention_bias": False},
         ignores=("route_scale", "route_norm", "score_func", "load_balance_coeff", "mup_enabled"),
@@ -104,7 +104,9 @@ MIXTURES: dict[str, ModelType] = {
     "deepseek_v2": ModelType(
         row(_LATENT_BASE, usual(mlp_bias=False)),
         attention=_latent(),
-        experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 2), shared_bias=key("mlp_bias", default=False)),
+        experts=row(
+            experts(count=_ROUTED), _shared_columns("n_shared_experts", 2), shared_bias=key("mlp_bias", default=False)
+        ),
         placement=_FIRST_DENSE,
         only=_EVERY,
         ignores=_UNREAD,
@@ -115,7 +117,7 @@ MIXTURES: dict[str, ModelType] = {
     "dots1": ModelType(
         row(BIASED, usual(norm_eps=1e-6), qk_norm="head"),
         Mixers(key("sliding_window", default=4096), from_layer="max_window_layers", from_default=62),
-        experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 0)),
+        experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 0)),
         placement=_FIRST_DENSE,
         only=_EVERY,
     ),
@@ -129,7 +131,7 @@ MIXTURES: dict[str, ModelType] = {
         ),
         experts=row(
             experts(count=key("moe_num_experts", "num_experts"), top_k=key("moe_k", "num_experts_per_tok")),
-            _shared("moe_num_shared_experts", 2),
+            _shared_columns("moe_num_shared_experts", 2),
             shared_bias=key("use_bias", default=False),
             router_bias=True,  # its correction of scores is a parameter
         ),
@@ -140,7 +142,7 @@ MIXTURES: dict[str, ModelType] = {
     "exaone_moe": ModelType(
         row(BASE, usual(num_kv_heads=32), qk_norm="head"),
         alternating(4),
-        experts=row(experts(), _shared("num_shared_experts", 1)),
+        experts=row(experts(), _shared_columns("num_shared_experts", 1)),
         placement=Placement(words="mlp_layer_types", first="first_k_dense_replace", first_default=1),
     ),
     "flex_olmo": ModelType(
@@ -186,14 +188,14 @@ MIXTURES: dict[str, ModelType] = {
             usual(num_kv_heads=8, attention_bias=False, norm_eps=1e-5, head_dim=None),
             qk_norm=switch("use_qk_norm", False, "head", "none"),
         ),
-        experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 1)),
+        experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 1)),
         placement=Placement(first="first_k_dense_replace", first_default=1),
         extra=key("num_nextn_predict_layers", "num_mtp_layers", default=1),
     ),
     "glm4_moe_lite": ModelType(
         row(_LATENT_BASE, usual(max_positions=202_752, norm_eps=1e-5)),
         attention=_latent(192, 64, 256, 768),
-        experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 1)),
+        experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 1)),
         placement=_WORDS,
         ignores=_UNREAD,
     ),
@@ -243,7 +245,7 @@ MIXTURES: dict[str, ModelType] = {
             usual(num_kv_heads=8, head_dim=128, max_positions=131_072, rope_theta=11_158_840.0),
             qk_norm="head",
         ),
-        experts=row(experts(), _shared("num_shared_experts", 1), shared_bias=key("mlp_bias", default=False)),
+        experts=row(experts(), _shared_columns("num_shared_experts", 1), shared_bias=key("mlp_bias", default=False)),
         placement=_WORDS,
         ignores=("router_scaling_factor", "enable_moe_fp32_combine"),
     ),
@@ -292,7 +294,10 @@ MIXTURES: dict[str, ModelType] = {
         experts=experts(ALL_EXPERTS),
         extra=key("num_mtp_modules", default=0),
         only={"attn_type_list": 1, "shared_intermediate_size": 0, "use_qk_norm": True, "mtp_transformer_layers": 1},
-        ignores=("use_mtp", "use_routing_bias", "qk_norm_type"),
+        ignores=(
+            *("use_mtp", "use_routing_bias", "qk_norm_type", "mlp_intermediate_size", "shared_moe_mode"),
+            *("max_model_len", *(f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp"))),
+        ),
         stored="fp8",
     ),
     "mixtral": ModelType(
@@ -344,7 +349,7 @@ MIXTURES: dict[str, ModelType] = {
             ffn_size=None,
             output_bias=False,
         ),
-        experts=row(experts(count=_ROUTED), _shared("n_shared_experts", 1)),
+        experts=row(experts(count=_ROUTED), _shared_columns("n_shared_experts", 1)),
         ignores=("intermediate_size", "first_k_dense_replace"),
     ),
     "youtu": ModelType(

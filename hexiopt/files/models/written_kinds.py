@@ -5,14 +5,14 @@ from typing import Any
 
 from hexiopt.checks import is_whole
 from hexiopt.errors import InputError
-from hexiopt.files.models.layers import Layers
+from hexiopt.files.models.layers import LayerSequence
 from hexiopt.problem.kinds import PARTS, Attention, Channels, Dense, Experts, LayerKind, Mixer, Part, Recurrent
 from hexiopt.reading import Section
 
 KEYS = ("layer_kinds", "layer_pattern", "extra_layer_kinds")
 
 
-def written_layers(section: Section) -> Layers:
+def written_layers(section: Section) -> LayerSequence:
     """The layers under `layer_kinds` (a mapping each), in the order of `layer_pattern` (a number of a kind for each
     layer), and those under `extra_layer_kinds`.
 
@@ -22,7 +22,7 @@ def written_layers(section: Section) -> Layers:
         for name in KEYS[1:]:
             if section.raw(name, None):
                 section.fail(name, "stands beside layer_kinds; state them, or leave it out")
-        return Layers()
+        return LayerSequence()
     kinds = [_kind(inner) for inner in section.sections("layer_kinds")]
     if not kinds:
         section.fail("layer_kinds", "has no kind; state one, or leave it out")
@@ -31,7 +31,7 @@ def written_layers(section: Section) -> Layers:
     if not pattern:
         section.fail("layer_pattern", "has no layer; state the number of a kind for each")
     extra = section.sections("extra_layer_kinds", optional=True)
-    return Layers(tuple(kinds[number] for number in pattern), tuple(map(_kind, extra)))
+    return LayerSequence(tuple(kinds[number] for number in pattern), tuple(map(_kind, extra)))
 
 
 def _kind(section: Section) -> LayerKind:

@@ -11,6 +11,7 @@ import yaml
 
 import hexiopt as hx
 from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.problem.kind_words import layers_in_words
 from hexiopt.problem.kinds import PARTS
 from hexiopt.problem.model import ModelSpec
@@ -347,3 +348,12 @@ def test_junk_in_written_kinds_gives_a_model_or_one_line() -> None:
         target = rng.choice([config, kinds[0], kinds[1], *kinds[0]["parts"], *kinds[1]["parts"]])
         target[rng.choice([*target, "window", "norms", "extra_layer_kinds"])] = rng.choice(JUNK)
         assert_a_model_or_one_line(config)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "nemotron3_nano_30b", "gemma3_27b", "llama4_scout", "gpt_oss_20b"])
+def test_problems_of_such_models_survive_their_files(name: str) -> None:
+    problem = hx.Problem(hx.cluster("small_mixed"), hx.model(name))
+    data = json.loads(json.dumps(problem_to_dict(problem)))
+    again = problem_from_section(Section(data, "plan.json"))
+    assert again.model == problem.model
+    assert problem_sha256(again) == problem_sha256(problem)
