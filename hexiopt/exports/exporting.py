@@ -6,21 +6,28 @@ from itertools import islice
 from pathlib import Path
 
 from hexiopt.errors import InputError, did_you_mean
-from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, Program, Trainer, stage_name
+from hexiopt.exports.formats import (
+    WHOLE_BY_ADAMW,
+    ImportContext,
+    ImportedPlan,
+    LaunchOptions,
+    Program,
+    Trainer,
+    stage_name,
+)
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
-from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.holdings import Holdings
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, with_equal_chunks
-from hexiopt.problem.workload import FULL, Workload
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import read_text
 
 ONLY_RANKS = "ranks"
@@ -76,13 +83,11 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     for p, s in () if trainer.takes_depths else islice(plan.other_depths(), 1):
         what = f"{stage_name(p, s)} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
         trainer.refuse(f"{what}, as the schedule has not", "space.depth=false")
-    workload = problem.workload
-    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
-        if value != only:
-            raise InputError(
-                f"export.format: {trainer.name} is written for workload.{name}={only}; plan with that, not {value}"
-            )
-    precision = workload.message_precision
+    for key, value in WHOLE_BY_ADAMW.items():
+        if (other := getattr(problem.workload, key)) != value:
+            rule = f"{trainer.name} is written for workload.{key}={value}; plan with that, not {other}"
+            raise InputError(f"export.format: {rule}")
+    precision = problem.workload.message_precision
     if precision not in trainer.message_precisions and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise InputError(
             f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "

@@ -5,17 +5,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from hexiopt.errors import InputError, blame
 from hexiopt.exports.rank_table import RankRow
 from hexiopt.numbers.messages import TRAINING
+from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Schedule
 
 
@@ -160,6 +162,10 @@ Refuse = Callable[[str, str], NoReturn]
 """Refuses a plan: the obstacle in it, and the override that plans around it."""
 
 
+WHOLE_BY_ADAMW: Mapping[str, str] = MappingProxyType({"training": FULL, "optimizer": ADAMW})
+"""Keys of `workload`, and their values for which formats are written: no other training is exported yet."""
+
+
 class Trainer(ABC):
     """A program that trains, as a format of plans.
 
@@ -211,6 +217,7 @@ class Trainer(ABC):
             "message_precision": self.message_precisions,
             "gradient_precision": self.gradient_precisions,
         }
+        workload |= {key: (value,) for key, value in WHOLE_BY_ADAMW.items()}
         return {**self.choices, **{f"workload.{key}": values for key, values in workload.items()}}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:

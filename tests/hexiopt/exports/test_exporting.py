@@ -63,6 +63,18 @@ def test_no_other_trainer_sums_8_bits(name: str) -> None:
     assert write_program(problem, plan, TRAINERS[EXECUTOR]).command
 
 
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize(("key", "value", "only"), [("training", "lora", "full"), ("optimizer", "lion", "adamw")])
+def test_no_format_states_other_training(name: str, key: str, value: str, only: str) -> None:
+    problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", **{key: value}))  # type: ignore[arg-type]
+    plan = Plan((Pipeline((Stage.of((0, 1), 0, problem.model.num_layers),), 4),))
+    with pytest.raises(hx.InputError, match=rf"^export.format: {name} is written for workload.{key}={only}; plan"):
+        write_program(problem, plan, TRAINERS[name])
+    if name != EXECUTOR:  # whose preset takes no freedom away
+        with pytest.raises(hx.InputError, match=rf"^workload.{key}: {value} does not go with space.preset={name}"):
+            restrict(problem, TRAINERS[name])
+
+
 def test_a_plan_without_messages_may_have_any_precision_of_them() -> None:
     problem = Problem(GPUS, TINY, Workload(4, 512, message_precision="fp8"))
     alone = Plan((Pipeline((Stage.of((0, 1), 0, TINY.num_layers),), 4),))

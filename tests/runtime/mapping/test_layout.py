@@ -213,6 +213,8 @@ TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
         ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
         ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
         ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
+        ({}, {}, {"training": "lora"}, "workload.training: lora cannot be trained yet, only planned; take full"),
+        ({}, {}, {"optimizer": "muon"}, "workload.optimizer: muon cannot be trained yet, only planned; take adamw"),
         (TWO_DEVICES, {}, {"sequence_parallel": False}, "sequence_parallel: false cannot be trained; take true"),
         ({}, {}, {"sequence_parallel": False}, None),
         ({}, {}, {}, None),

@@ -46,6 +46,17 @@ def test_layers_come_from_who_has_them() -> None:
     assert moved.seconds() == pytest.approx(size / 25e9)
 
 
+def test_frozen_weights_move_as_stored_with_adapters_and_their_moments() -> None:
+    """A device that joins a pipeline reads its layers' frozen bytes, and of an adapter 4 bytes of weight and 8 of
+    moments."""
+    lora = {"training": "lora", "lora": {"storage": "nf4", "rank": 2}}
+    problem = replace(PROBLEM, workload=PROBLEM.workload.replace(**lora))
+    before, after = (plan(stages((0,), (1,), layers=(n, TINY.num_layers - n))) for n in (2, 1))
+    vectors, adapters = TINY.layer.vectors.whole, problem.parameters.layer_params
+    expected = 0.5625 * (TINY.layer_params - vectors) + problem.workload.element_bytes * vectors + 12 * adapters
+    assert moving(problem, before, problem, after).num_bytes == pytest.approx(expected)
+
+
 def test_a_copy_in_the_same_machine_is_nearer() -> None:
     before = plan(stages((0,)), stages((2,)))
     moved = moving(PROBLEM, before, PROBLEM, plan(stages((1,)), stages((3,))))
