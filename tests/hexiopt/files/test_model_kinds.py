@@ -32,7 +32,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "intermediate_size": (10, 33),
     "intermediate_size_mlp": (12, 35),
     "vocab_size": (50, 99),
-    "max_position_embeddings": (20, 99),
+    "max_position_embeddings": (8, 20, 99),
     "sliding_window": (4, 16),
     "attention_chunk_size": (4, 16),
     "q_lora_rank": (5, 9),
