@@ -33,6 +33,15 @@ class LayerSequence(NamedTuple):
         return out | ({"ffn_size": max(widths)} if widths else {})
 
 
+class _Rows(NamedTuple):
+    """The fields that the rows of a type state of the parts of layers."""
+
+    attention: dict[str, Any]
+    full: dict[str, Any]
+    recurrent: dict[str, Any]
+    experts: dict[str, Any]
+
+
 class _Words(NamedTuple):
     """What each layer does with tokens and with channels, and the tokens of its windows."""
 
@@ -50,38 +59,43 @@ def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) ->
 
     Faults of rows are collected; with them the answer has no kinds.
     """
-    attention, full, recurrent, experts = (
-        _row(reader, facts, values) for facts in (kind.attention, kind.full, kind.recurrent, kind.experts)
-    )
+    rows = _Rows(*(_row(reader, facts, values) for facts in (kind.attention, kind.full, kind.recurrent, kind.experts)))
     num_extra = 0 if kind.extra is None else reader.fact("", kind.extra, {}, part=True)
-    extra = blocks(reader.section, kind.extra_blocks, [FULL, EXPERTS]) if kind.extra_blocks else []
-    words = _words(reader, kind, values, bool(experts.get("count")))
-    plain = words.equal() and not attention and not num_extra and kind.per_layer is None
+    further_blocks = blocks(reader.section, kind.extra_blocks, [FULL, EXPERTS]) if kind.extra_blocks else []
+    extra = further_blocks if num_extra else []
+    words = _words(reader, kind, values, bool(rows.experts.get("count")))
+    plain = words.equal() and not rows.attention and not num_extra and kind.per_layer is None
     if reader.faults or plain:
         return LayerSequence(window=words.window if WINDOW in words.mixers else None)
     with reader.section.building():
-        base = Attention(**_attention(values) | attention)
-        differ = {name: value for name, value in full.items() if value is not None}
-        parts: dict[str, Any] = {FULL: replace(base, **differ)}
-        if WINDOW in words.mixers:
-            chunked = kind.mixers is not None and kind.mixers.chunked
-            parts[WINDOW] = replace(base, window=words.window, chunked=chunked)
-        if RECURRENT in words.mixers or BOTH in words.mixers:
-            parts[RECURRENT] = Recurrent(**recurrent)
-        if DENSE in words.channels or kind.beside_experts or DENSE in (*words.mixers, *extra):
-            parts[DENSE] = Dense(
-                ffn_size=values["ffn_size"], gated=values.get("gated_mlp", True), bias=values["mlp_bias"]
-            )
-        if EXPERTS in words.channels or EXPERTS in (*words.mixers, *(extra if num_extra else ())):
-            parts[EXPERTS] = Experts(**experts)
+        parts = _parts(kind, values, rows, words, {*words.mixers, *words.channels, *extra})
         norms = 1 if kind.mixers is not None and kind.mixers.blocks else values["norms"]
         by_layer = _by_layer(reader, kind, len(words.mixers))
         kinds = tuple(
             _differing(_layer(parts, (mixer, *_channels(kind, channel)), norms), by_layer.get(layer, {}))
             for layer, (mixer, channel) in enumerate(zip(words.mixers, words.channels, strict=True))
         )
-        further = _layer(parts, tuple(extra), len(extra)) if extra and num_extra else _last_attending(kinds)
+        further = _layer(parts, tuple(extra), len(extra)) if extra else _last_attending(kinds)
         return LayerSequence(kinds, (further,) * num_extra)
+
+
+def _parts(
+    kind: ModelType, values: Mapping[str, Any], rows: _Rows, words: _Words, used: set[str]
+) -> dict[str, Mixer | Channels]:
+    """The part that each of the `used` words stands for."""
+    base = Attention(**_attention(values) | rows.attention)
+    differ = {name: value for name, value in rows.full.items() if value is not None}
+    parts: dict[str, Mixer | Channels] = {FULL: replace(base, **differ)}
+    if WINDOW in used:
+        parts[WINDOW] = replace(base, window=words.window, chunked=kind.mixers is not None and kind.mixers.chunked)
+    if RECURRENT in used or BOTH in used:
+        parts[RECURRENT] = Recurrent(**rows.recurrent)
+    if DENSE in used or kind.beside_experts:
+        gated = values.get("gated_mlp", True)
+        parts[DENSE] = Dense(ffn_size=values["ffn_size"], gated=gated, bias=values["mlp_bias"])
+    if EXPERTS in used:
+        parts[EXPERTS] = Experts(**rows.experts)
+    return parts
 
 
 def _row(reader: FactReader, facts: Mapping[str, Fact], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +105,8 @@ def _row(reader: FactReader, facts: Mapping[str, Fact], values: Mapping[str, Any
 
 def _words(reader: FactReader, kind: ModelType, values: Mapping[str, Any], has_experts: bool) -> _Words:
     section, mixers = reader.section, kind.mixers
-    words, window = mixing(section, mixers, values.get("num_layers", 0)), None
+    words: list[str] = mixing(section, mixers, values.get("num_layers", 0))
+    window: Any = None
     if mixers is not None and mixers.window is not None:
         on = mixers.switch is None or is_on(section, mixers.switch)
         window = reader.fact("attention_window", mixers.window, {}) if on else None
@@ -101,8 +116,8 @@ def _words(reader: FactReader, kind: ModelType, values: Mapping[str, Any], has_e
     if mixers is not None and mixers.blocks:
         return _Words(words, [""] * len(words), window)
     channels = placed if has_experts else [DENSE] * len(words)
-    if set(words) == {FULL, WINDOW} and window is not None and window >= values.get("max_positions", 0):
-        return _Words([WINDOW] * len(words), channels, window)  # no sequence of the model exceeds the window
+    if set(words) == {FULL, WINDOW} and not kind.full and window >= values.get("max_positions", 0):
+        words = [WINDOW] * len(words)  # no sequence of the model exceeds the window
     return _Words(words, channels, window)
 
 
@@ -125,7 +140,7 @@ def _channels(kind: ModelType, channel: str) -> tuple[str, ...]:
     return (DENSE, EXPERTS) if channel == EXPERTS and kind.beside_experts else (channel,)
 
 
-def _layer(parts: Mapping[str, Any], words: tuple[str, ...], norms: int) -> LayerKind:
+def _layer(parts: Mapping[str, Mixer | Channels], words: tuple[str, ...], norms: int) -> LayerKind:
     """The layer that has the parts of `words`."""
     names = [name for word in words if word for name in ((FULL, RECURRENT) if word == BOTH else (word,))]
     of_layer = [parts[name] for name in names]

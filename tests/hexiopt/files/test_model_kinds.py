@@ -32,7 +32,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "intermediate_size": (10, 33),
     "intermediate_size_mlp": (12, 35),
     "vocab_size": (50, 99),
-    "max_position_embeddings": (20, 99),
+    "max_position_embeddings": (8, 20, 99),
     "sliding_window": (4, 16),
     "attention_chunk_size": (4, 16),
     "q_lora_rank": (5, 9),
@@ -155,6 +155,23 @@ def test_random_configurations_have_the_parameters_of_transformers(name: str) ->
         assert whole.replace(name="same") == short.replace(name="same"), values
         assert read(whole.to_dict()) == whole
         assert experts_of(short) == experts_of_model(config), values
+        assert windows_of(short) == windows_of_configuration(config), values
+
+
+def windows_of(model: ModelSpec) -> list[int | None]:
+    """The window of each layer, None where no sequence of the model is longer."""
+    windows = [kind.attention and kind.attention.window for kind in model.layers]
+    windows = windows or [model.attention_window] * model.num_layers
+    return [window if window is not None and window < model.max_positions else None for window in windows]
+
+
+def windows_of_configuration(config: Any) -> list[int | None]:
+    """The same by the words of transformers; a type without words has windows in all layers or none."""
+    sliding, chunk = (getattr(config, name, None) or 10**9 for name in ("sliding_window", "attention_chunk_size"))
+    words = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    sizes = {"sliding_attention": sliding, "chunked_attention": chunk}
+    longest = config.max_position_embeddings
+    return [size if (size := sizes.get(word, longest)) < longest else None for word in words]
 
 
 def experts_of(model: ModelSpec) -> list[int]:
