@@ -106,8 +106,9 @@ def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
             seq_len=length,
             precision=precision,
             gradient_bytes=gradient_bytes_of(row),
-            **({} if adapters is None else {"training": LORA, "lora": adapters}),
         )
+        if adapters is not None:
+            workload = replace(workload, training=LORA, lora=adapters)
         problem = Problem(cluster, model, workload)
         for vpp in _chunks(row, degrees, batch // degrees.dp // size, model.num_layers):
             for policy, sharding in product(policies_of(row), _shardings(row, degrees)):
