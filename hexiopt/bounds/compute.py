@@ -58,7 +58,7 @@ def _weights(model: PlanPricer, machine: int) -> list[float]:
     (alone,) = model.stages.tp_groups.fastest(machine, (1,))
     seconds = [sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in model_kinds]
     mean_s = sum(map(mul, model.problem.model.weight_of_kinds, seconds))
-    return [each / mean_s for each in seconds] if len(seconds) > 1 else [1.0]
+    return [layer_s / mean_s for layer_s in seconds] if len(seconds) > 1 else [1.0]
 
 
 def compute_shares(model: PlanPricer) -> dict[int, float]:

@@ -141,16 +141,16 @@ def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
         machine = problem.cluster.machines[same[0]]
         # Of several interfaces, no stage need wait for the busiest.
         per_byte = 1.0 / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0
-        ways: list[_Sync] = []
+        syncs: list[_Sync] = []
         for stage in stages:
             if stage < 2:
-                ways.append(_Sync(per_byte * (gradient + min(gradient, late)), 0.0))
+                syncs.append(_Sync(per_byte * (gradient + min(gradient, late)), 0.0))
                 continue
             assert micro_batches is not None, "the number is that of stages in lockstep"
             gathers = 1 if stage == 2 else 2 * micro_batches
             tail = weight if stage == 2 else 0.0
-            ways.append(_Sync(per_byte * tail, per_byte * (micro_batches * gradient + gathers * weight)))
-            ways.append(_Sync(per_byte * 2 * gradient, 0.0))  # groups of a machine, which sum their shards at the end
+            syncs.append(_Sync(per_byte * tail, per_byte * (micro_batches * gradient + gathers * weight)))
+            syncs.append(_Sync(per_byte * 2 * gradient, 0.0))  # groups of a machine, which sum their shards at the end
         passing = batch if micro_batches is None else min(batch, devices * micro_batches * most_size)
         rate = machine.nic_bandwidth_bytes_per_s * machine.num_interfaces
         yield _Kind(
@@ -158,5 +158,5 @@ def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
             devices * rates[name],
             rate / model.stages.routes.message_bytes(1),
             float(passing),
-            tuple(ways),
+            tuple(syncs),
         )

@@ -16,8 +16,8 @@ def with_degrees(plan: Plan, stages: StageModel) -> Plan:
 
 
 def _pipeline(pipeline: Pipeline, stages: StageModel) -> Pipeline:
-    stated = tuple([_stage(stage, pipeline.micro_batch_size, stages) for stage in pipeline.stages])
-    return replace(pipeline, stages=stated)
+    completed = tuple([_stage(stage, pipeline.micro_batch_size, stages) for stage in pipeline.stages])
+    return replace(pipeline, stages=completed)
 
 
 def _stage(stage: Stage, micro_batch_size: int, stages: StageModel) -> Stage:

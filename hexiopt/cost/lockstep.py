@@ -95,13 +95,15 @@ def apply_lockstep(
 
 
 def _unit_rates(within: RingTimes, num_devices: int) -> tuple[Floats, Floats]:
-    """Seconds of a ring pass for a byte of a parameter, all stages' rings at once, and latency of a pass [devices]."""
-    s_per_byte, latency_s = np.zeros(num_devices), np.zeros(num_devices)
+    """Seconds of a ring pass for a byte of a parameter, all stages' rings at once, and latency of a pass [devices]; of
+    a device in several rings the mean over its parameters, and the longest latency."""
+    passed_s, held, latency_s = np.zeros(num_devices), np.zeros(num_devices), np.zeros(num_devices)
     whole, waits = within.ring_pass_s(1.0), within.ring_pass_s(0.0)
     for rows, params, seconds, wait in zip(within.groups.holders, within.groups.params, whole, waits, strict=True):
-        s_per_byte[rows] = ((seconds - wait) / params)[:, None]
-        latency_s[rows] = wait[:, None]
-    return s_per_byte, latency_s
+        np.add.at(passed_s, rows, (seconds - wait)[:, None])
+        np.add.at(held, rows, params[:, None])
+        np.maximum.at(latency_s, rows, wait[:, None])
+    return passed_s / np.maximum(held, 1.0), latency_s
 
 
 def _classes(members: list[_Member], groups: Sequence[int]) -> list[list[_Member]]:

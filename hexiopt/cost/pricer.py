@@ -110,7 +110,7 @@ class PlanPricer:
 
         Raises InputError for what the format allows but is not priced yet, and for layers that the model does not have.
         """
-        plan = self.stated(plan)
+        plan = self.with_degrees(plan)
         groups = sharding_groups(plan, self.problem.cluster)
         rings = self._rings_in(plan, groups)
         pipelines = pipelines or self.network(self._place_in_groups(plan, groups))
@@ -123,10 +123,10 @@ class PlanPricer:
 
     def place_pipelines(self, plan: Plan) -> Sequence[PlacedPipeline]:
         """The pipelines of `plan` on their devices, before they share the network. Raises InputError as `price`."""
-        plan = self.stated(plan)
+        plan = self.with_degrees(plan)
         return self._place_in_groups(plan, sharding_groups(plan, self.problem.cluster))
 
-    def stated(self, plan: Plan) -> Plan:
+    def with_degrees(self, plan: Plan) -> Plan:
         """`plan` with all that a price decides: how many replicas share experts (`cells.py`)."""
         return with_degrees(plan, self.stages)
 
@@ -145,7 +145,7 @@ class PlanPricer:
 
         Raises InputError where its pipelines do not hold the same layers.
         """
-        plan = self.stated(plan)
+        plan = self.with_degrees(plan)
         return self._rings_in(plan, sharding_groups(plan, self.problem.cluster))
 
     def _place_in_groups(self, plan: Plan, groups: Sequence[int] | None) -> Sequence[PlacedPipeline]:

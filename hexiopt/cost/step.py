@@ -48,7 +48,7 @@ def step_cost(
         shared = np.unique([copy_of[device] for row in rows for device in row.flat])
         ready[shared.astype(int)] += np.array([copies[k].quantization_s for k in shared])
 
-    def summed(ready: Floats) -> Floats:
+    def sums_end_s(ready: Floats) -> Floats:
         """When all sums of each copy have ended whose last backward ends at `ready` [copies]."""
         left = None  # [copies]: seconds of compute that sums between groups may still overlap
         if framework.gradient_sums == "by_part":
@@ -63,14 +63,14 @@ def step_cost(
             ended, _ = after_all_reduce(within, copy_of, ended, sum_bytes, 1)
         return after_all_reduce(rings.between_groups, copy_of, ended, sum_bytes, 2, left)[0]
 
-    ended = summed(ready)
+    ended = sums_end_s(ready)
     synced_s = max(pipeline_s, float(ended.max()))
     finished = ended + optimizer_s
     step_s = max(synced_s, float(finished.max()))
     if zero_stage in (1, 2):
         if framework.weight_gathers == "by_part":
             late_s = late_starts(within, copy_of, optimizer_s, workload.states.weight, forwards(pipelines))
-            step_s = max(step_s, float(summed(ready + late_s).max()))
+            step_s = max(step_s, float(sums_end_s(ready + late_s).max()))
         else:
             forward_s = None  # [copies]: seconds of compute that the all-gather of weights may overlap
             if framework.weight_gathers == "beside":

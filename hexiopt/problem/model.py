@@ -235,8 +235,8 @@ class ModelSpec(Value):
         attention = next((kind.attention for kind in self.layers if kind.attention is not None), None)
         if attention is None:
             self._fail("no layer attends; a decoder of recurrences alone is not modelled")
-        stated = self.num_heads, self.num_kv_heads, self.head_dim
-        if stated != (attention.heads, attention.kv_heads, attention.qk_dim) or self.attention_window is not None:
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
+        if heads != (attention.heads, attention.kv_heads, attention.qk_dim) or self.attention_window is not None:
             self._fail(
                 "num_heads, num_kv_heads and head_dim are those of the first attention, and windows stand in its kind; "
                 "state them so"

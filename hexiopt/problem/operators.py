@@ -164,13 +164,13 @@ class Layer:
         states, groups = (recurrent.heads, recurrent.groups) if recurrent else (0, 0)
         return Shard(
             heads=ceil(heads / tp),
-            kv_heads=served(heads, kv_heads, tp),
+            kv_heads=groups_on_rank(heads, kv_heads, tp),
             ffn=ceil(dense.ffn_size / tp) if dense else 0,
             vocab=ceil(vocab_size / tp),
             tp=tp,
             shared=ceil(experts.shared / tp) if experts else 0,
             state_heads=ceil(states / tp),
-            state_groups=served(states, groups, tp),
+            state_groups=groups_on_rank(states, groups, tp),
             experts=ceil(experts.count / (devices or tp)) if experts else 0,
         )
 
@@ -238,7 +238,7 @@ class Layer:
         return LayerShare(tuple(products), tuple(groups), routed, kernels)
 
 
-def served(heads: int, groups: int, tp: int) -> int:
+def groups_on_rank(heads: int, groups: int, tp: int) -> int:
     """The most groups, such as key-value heads, that serve the heads of a rank, if `tp` ranks share `heads`."""
     if not groups:
         return 0
@@ -315,13 +315,13 @@ class _Rows:
         if part.qk_norm != "none":
             whole = part.qk_norm == "whole"
             size = {"plain": 0, "head": 2 * part.qk_dim}.get(part.qk_norm, (heads + kv_heads) * part.qk_dim)
-            each = Split(2 * self.statistics) if whole else Split(heads=self.statistics, kv_heads=self.statistics)
+            statistics = Split(2 * self.statistics) if whole else Split(heads=self.statistics, kv_heads=self.statistics)
             rows.append(
                 LayerOperator(
                     name="query and key norms",
                     vectors=Split(part.qk_norm_vectors * size),
                     stores=Split(heads=part.qk_dim, kv_heads=part.qk_dim),
-                    statistics=each,
+                    statistics=statistics,
                 )
             )
         rotated = part.rope_dim or part.qk_dim
@@ -368,12 +368,12 @@ class _Rows:
             rows = [down("latent queries", part.q_rank), latent_norm("query norm", part.q_rank), up]
         else:
             rows = [LayerOperator(name="queries", weights=Split(heads=self.hidden * part.qk_dim))]
-        made = part.qk_dim - part.rope_dim + part.v_dim
+        width = part.qk_dim - part.rope_dim + part.v_dim
         return [
             *rows,
             down("latent keys and values", part.kv_rank + part.rope_dim),
             latent_norm("key and value norm", part.kv_rank),
-            LayerOperator(name="latent to keys and values", weights=Split(heads=part.kv_rank * made)),
+            LayerOperator(name="latent to keys and values", weights=Split(heads=part.kv_rank * width)),
         ]
 
     def recurrent(self, part: Recurrent) -> list[LayerOperator]:
@@ -381,11 +381,13 @@ class _Rows:
         # For each head its values, a gate as wide, and the step of its decay, with `delta` also of its writes; for each
         # group keys and queries.
         steps = 2 if part.delta else 1
-        made = Split(state_heads=2 * part.value_dim + steps, state_groups=2 * part.key_dim)
+        scanned = Split(state_heads=2 * part.value_dim + steps, state_groups=2 * part.key_dim)
         mixed = Split(state_heads=part.value_dim, state_groups=2 * part.key_dim)
         value = Split(state_heads=part.value_dim)
         rows = [
-            LayerOperator(name="recurrent inward", weights=made.times(self.hidden), vectors=made.times(part.bias)),
+            LayerOperator(
+                name="recurrent inward", weights=scanned.times(self.hidden), vectors=scanned.times(part.bias)
+            ),
             LayerOperator(
                 name="convolution",
                 vectors=mixed.times(part.conv + part.conv_bias),

@@ -88,13 +88,13 @@ class Activations(Generic[Amount]):
         own_output = (1.0 if quantized else share.parted) * float(read * shard.heads * v_dim)
         layer = share.tokens * own_output + share.attended * width * ((1.0 - share.parted) * out + q + kv)
 
-        def stored(row: ElementwiseShare) -> float:
+        def stored_bytes(row: ElementwiseShare) -> float:
             return float(width * row.stores + read * row.stores_cast + c.NORM_STATISTIC_BYTES * row.statistics)
 
         on_rank = rows.on(shard)
         for row in on_rank.elementwise:
-            layer = layer + (share.between if row.divided else share.tokens) * stored(row)
-        layer = layer + share.routed * stored(on_rank.routed)
+            layer = layer + (share.between if row.divided else share.tokens) * stored_bytes(row)
+        layer = layer + share.routed * stored_bytes(on_rank.routed)
         if rows.kind.recurrent:  # FP32 states between chunks
             recurrent = rows.kind.recurrent
             states = shard.state_heads * recurrent.key_dim * recurrent.value_dim / recurrent.chunk

@@ -91,7 +91,7 @@ class ComputeTimes:
     attention_backward_s: float = 0.0
     last_product_s: float = 0.0
 
-    def followed_by(self, other: "ComputeTimes") -> "ComputeTimes":
+    def then(self, other: "ComputeTimes") -> "ComputeTimes":
         """The same with the forward and backward seconds of `other` besides."""
         forward_s, backward_s = self.forward_s + other.forward_s, self.backward_s + other.backward_s
         return replace(self, forward_s=forward_s, backward_s=backward_s)

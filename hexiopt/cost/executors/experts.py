@@ -67,7 +67,7 @@ class ExpertTimes:
     def seconds(self, part: Experts, devices: int, micro_batch_size: int) -> tuple[float, float]:
         """Of all but all-to-alls and the router's product, for a micro-batch of `micro_batch_size` sequences."""
         workload, framework = self._workload, self._framework
-        own = float(micro_batch_size * workload.seq_len) / devices
+        routed_tokens = float(micro_batch_size * workload.seq_len) / devices
         rows = expert_rows(part, workload, devices, micro_batch_size)
         width, inward = part.width(self._hidden), 2 if part.gated else 1
         count = ceil(part.count / devices)
@@ -79,9 +79,9 @@ class ExpertTimes:
         moved = framework.memory_traffic * rows * (inward + 1) * part.ffn_size * workload.element_bytes
         passes = framework.expert_passes
         activation_s = passes * self._clock.memory_s(moved + cast, 2)
-        permute_s = passes * (2 * own + 4 * rows) * width * workload.element_bytes * self._permute_s_per_byte
+        permute_s = passes * (2 * routed_tokens + 4 * rows) * width * workload.element_bytes * self._permute_s_per_byte
         permute_s += c.PERMUTE_KERNELS * self._launch_s
-        router_s = self._clock.memory_s(own * part.count * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
+        router_s = self._clock.memory_s(routed_tokens * part.count * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
         forward_s = products_s[False] + activation_s + permute_s + router_s
         backward_s = sum(products_s) + c.MEMORY_BACKWARD_PASSES * (activation_s + router_s) + permute_s
         return forward_s, backward_s

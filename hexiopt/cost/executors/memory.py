@@ -166,7 +166,11 @@ class MemoryModel:
         # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads
         # that and makes hidden states, whose gradients are gathered. What is put off of a layer holds what its products
         # read, and the gradients of what they made.
-        width, weights, tokens = self._workload.element_bytes, [each.weights for each in layer.products], share.tokens
+        width, weights, tokens = (
+            self._workload.element_bytes,
+            [product.weights for product in layer.products],
+            share.tokens,
+        )
         pairs, divided, read = len(weights) // 2, sum(weights) / hidden, sum(weights[1::2]) / hidden
         self.product_input_bytes = width * (pairs * hidden * share.between + read * tokens)
         self.late_bytes = width * (pairs * hidden * (share.between + tokens) + divided * tokens)

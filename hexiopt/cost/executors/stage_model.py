@@ -227,8 +227,8 @@ class StageModel:
         open_group, micro_batch_size, policy, kind = key
         tp_group, shares = self.cell(open_group, micro_batch_size), self.problem.model.weight_of_kinds
         if kind is None and len(shares) > 1:
-            each = [self.layer_s(tp_group, micro_batch_size, policy, k) for k in range(len(shares))]
-            forward_s, backward_s = (sum(map(mul, shares, column)) for column in zip(*each, strict=True))
+            kinds_s = [self.layer_s(tp_group, micro_batch_size, policy, k) for k in range(len(shares))]
+            forward_s, backward_s = (sum(map(mul, shares, column)) for column in zip(*kinds_s, strict=True))
             return forward_s, backward_s
         times = self._layer(tp_group, micro_batch_size, kind or 0)
         # Of layers recomputed together only the last may stop early; the sum is the same for any of them.
@@ -290,7 +290,7 @@ class StageModel:
         size = micro_batch_size // tp_group.replicas
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
-        head = head.followed_by(self._further_compute(tp_group, micro_batch_size, head))
+        head = head.then(self._further_compute(tp_group, micro_batch_size, head))
         if workload.adapters is not None:  # no gradient flows into a frozen embedding
             return replace(embedding, forward_s=embedding.forward_s + extra_s), head.plus(extra_s)
         return embedding.plus(extra_s), head.plus(extra_s)
@@ -305,7 +305,7 @@ class StageModel:
             layer_s = self.layer_s(tp_group, micro_batch_size, "none", self._every_kind.index(kind))
             projection_s = clock.gemm_s(flops / tp_group.degree)
             projection = ComputeTimes(projection_s, c.GEMM_BACKWARD_PASSES * projection_s)
-            further = further.followed_by(ComputeTimes(*layer_s)).followed_by(projection).followed_by(head)
+            further = further.then(ComputeTimes(*layer_s)).then(projection).then(head)
         return further
 
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
@@ -423,11 +423,11 @@ class StageModel:
             kinds = [self._by_kind(span, policies) for span, policies in zip(layers, ranges, strict=True)]
             chunk_s = [self._stage_of_kinds_s(tp_group, row, *at, samples) for row, at in zip(kinds, ends, strict=True)]
             memory = model.stage_of_kinds(kinds, first, last, in_flight, sharding, together)
-            num_layers = tuple([sum([each.total() for each in column]) for column in zip(*kinds, strict=True)])
+            num_layers = tuple([sum([counts.total() for counts in column]) for column in zip(*kinds, strict=True)])
         else:
             work = list(zip(lengths, ends, ranges, strict=True))
             chunk_s = [self.stage_s(tp_group, count, *at, samples, policies) for count, at, policies in work]
-            counts = [{each[0]: n} if len(each) == 1 else Counter(each) for n, _, each in work]
+            counts = [{policies[0]: n} if len(policies) == 1 else Counter(policies) for n, _, policies in work]
             memory = model.stage_of_ranges(counts, first, last, in_flight, sharding, together)
             num_layers = sum(lengths)
         memory = memory.with_buffers(queued * model.activations.message)
@@ -447,9 +447,9 @@ class StageModel:
     def _by_kind(self, layers: tuple[int, int], policies: Recompute) -> list[Counter[str]]:
         """The number of layers of each kind and policy in a range of layers [kinds]."""
         depth, (start, end) = self.problem.model.depth, layers
-        each = policies * (end - start) if len(policies) == 1 else policies
+        by_layer = policies * (end - start) if len(policies) == 1 else policies
         counts = [Counter[str]() for _ in self.problem.model.kinds]
-        for number, policy in zip(depth[start:end], each, strict=True):
+        for number, policy in zip(depth[start:end], by_layer, strict=True):
             counts[number][policy] += 1
         return counts
 

@@ -10,12 +10,12 @@ from hexiopt.problem.operators import HOLDERS, ParameterGroup, Split
 from hexiopt.problem.parameters import Parameters
 
 Layers = int | tuple[int, ...]
-"""A number of layers, or the numbers of each kind."""
+"""A number of layers, or the numbers of layers kind."""
 
 
 class ByUnit(NamedTuple):
     """An amount of the mean layer, of the embedding, and of the LM head, alone in its stage or beside the embedding,
-    with which it shares a tied matrix; and of a layer of each kind."""
+    with which it shares a tied matrix; and of a layer of layers kind."""
 
     layer: float
     embedding: float
@@ -25,7 +25,7 @@ class ByUnit(NamedTuple):
 
     @classmethod
     def of(cls, amounts: Iterable[tuple[ParameterGroup, float]], shares: Sequence[float]) -> "ByUnit":
-        """The sums of `amounts` of groups of parameters, by who holds them; `shares` of layers are of each kind."""
+        """The sums of `amounts` of groups of parameters, by who holds them; `shares` of layers are of layers kind."""
         sums, layers = dict.fromkeys(HOLDERS, 0.0), [0.0] * len(shares)
         for group, amount in amounts:
             sums[group.holder] += amount * (shares[group.kind] if group.holder == "layer" else 1.0)
@@ -35,8 +35,10 @@ class ByUnit(NamedTuple):
 
     def times(self, layer: float, ends: float) -> "ByUnit":
         """The amounts, that of a layer times `layer`, the others times `ends`."""
-        embedding, head, beside = self.embedding * ends, self.head * ends, self.head_beside * ends
-        return ByUnit(self.layer * layer, embedding, head, beside, tuple([each * layer for each in self.layers]))
+        embedding, head, head_beside = self.embedding * ends, self.head * ends, self.head_beside * ends
+        return ByUnit(
+            self.layer * layer, embedding, head, head_beside, tuple([layers * layer for layers in self.layers])
+        )
 
     @property
     def units(self) -> tuple[float, float, float, float]:
@@ -45,12 +47,12 @@ class ByUnit(NamedTuple):
 
     def plus(self, other: "ByUnit") -> "ByUnit":
         """The sums of amounts."""
-        each = tuple(map(add, self.layers, other.layers))
-        layer, embedding, head, beside = map(add, self.units, other.units)
-        return ByUnit(layer, embedding, head, beside, each)
+        layers = tuple(map(add, self.layers, other.layers))
+        layer, embedding, head, head_beside = map(add, self.units, other.units)
+        return ByUnit(layer, embedding, head, head_beside, layers)
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
-        """The amount of a stage of so many mean layers, or of so many layers of each kind."""
+        """The amount of a stage of so many mean layers, or of so many layers of layers kind."""
         amount = sum(map(mul, num_layers, self.layers)) if isinstance(num_layers, tuple) else num_layers * self.layer
         if first:
             amount += self.embedding
@@ -63,7 +65,7 @@ class ByUnit(NamedTuple):
 class RankStates:
     """Trained parameters and, in bytes, what is frozen, moments, and what an optimizer step moves; `vectors` are the
     trained norms and biases, `spread` the parameters whose states ZeRO divides by all devices that hold a copy of the
-    stage. Fewer hold each expert where replicas share experts, so that these count as so many more."""
+    stage. Fewer hold layers expert where replicas share experts, so that these count as so many more."""
 
     params: ByUnit
     spread: ByUnit

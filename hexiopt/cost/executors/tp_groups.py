@@ -98,14 +98,14 @@ class TpGroups:
         """The class of groups in machines of their own: GPU type and links of the slowest."""
         slowest = min(groups, key=lambda group: group.bandwidth)
         gpu = min((group.gpu for group in groups), key=lambda gpu: gpu.flops_fp32).name
-        # All devices send at once, each to one of the next machine: they share what their ways have in common.
-        ways = [
+        # All devices send at once, each to one of the next machine: they share what their paths have in common.
+        paths = [
             self._cluster.network.path(device, there[k % len(there)])[2]
             for here, there in pairwise([*devices, devices[0]])
             for k, device in enumerate(here)
         ]
-        users = Counter(resource for way in ways for resource, _ in way)
-        across = min(bytes_per_s / users[resource] for way in ways for resource, bytes_per_s in way)
+        users = Counter(resource for path in paths for resource, _ in path)
+        across = min(bytes_per_s / users[resource] for path in paths for resource, bytes_per_s in path)
         latency_s = max(group.latency_s for group in groups)
         ring = _Ring(gpu, sum(map(len, devices)), slowest.bandwidth, latency_s, None, len(groups), across)
         return self._by_ring[ring]

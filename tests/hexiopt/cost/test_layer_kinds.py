@@ -124,7 +124,7 @@ def test_degree_left_open_is_the_fastest() -> None:
     stated = [replace_degree(open_plan, degree) for degree in (1, 2, 4)]
     steps = [pricer.price(plan).step_time_s for plan in stated]
     assert pricer.price(open_plan).step_time_s == min(steps)
-    assert pricer.stated(open_plan) == stated[steps.index(min(steps))]
+    assert pricer.with_degrees(open_plan) == stated[steps.index(min(steps))]
 
 
 def replace_degree(plan: Plan, degree: int) -> Plan:
