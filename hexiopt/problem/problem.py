@@ -130,6 +130,11 @@ class Problem(Value):
                 f"workload: schedule: {self.workload.schedule} is not modelled for the layers of {self.model.name}; "
                 f"choose workload.schedule={AUTO}"
             )
+        if OPTIMIZERS[self.workload.optimizer].products:
+            raise InputError(
+                f"workload: optimizer: {self.workload.optimizer} is not modelled for the layers of {self.model.name}; "
+                "choose another optimizer"
+            )
         if self.workload.adapters is not None:
             raise InputError(
                 f"workload: training: {self.workload.training} is not modelled for the layers of {self.model.name}; "

@@ -10,12 +10,12 @@ from hexiopt.problem.operators import HOLDERS, ParameterGroup, Split
 from hexiopt.problem.parameters import Parameters
 
 Layers = int | tuple[int, ...]
-"""A number of layers, or the numbers of layers kind."""
+"""A number of layers, or the numbers of each kind."""
 
 
 class ByUnit(NamedTuple):
     """An amount of the mean layer, of the embedding, and of the LM head, alone in its stage or beside the embedding,
-    with which it shares a tied matrix; and of a layer of layers kind."""
+    with which it shares a tied matrix; and of a layer of each kind."""
 
     layer: float
     embedding: float
@@ -25,7 +25,7 @@ class ByUnit(NamedTuple):
 
     @classmethod
     def of(cls, amounts: Iterable[tuple[ParameterGroup, float]], shares: Sequence[float]) -> "ByUnit":
-        """The sums of `amounts` of groups of parameters, by who holds them; `shares` of layers are of layers kind."""
+        """The sums of `amounts` of groups of parameters, by who holds them; `shares` of layers are of each kind."""
         sums, layers = dict.fromkeys(HOLDERS, 0.0), [0.0] * len(shares)
         for group, amount in amounts:
             sums[group.holder] += amount * (shares[group.kind] if group.holder == "layer" else 1.0)
@@ -37,7 +37,7 @@ class ByUnit(NamedTuple):
         """The amounts, that of a layer times `layer`, the others times `ends`."""
         embedding, head, head_beside = self.embedding * ends, self.head * ends, self.head_beside * ends
         return ByUnit(
-            self.layer * layer, embedding, head, head_beside, tuple([layers * layer for layers in self.layers])
+            self.layer * layer, embedding, head, head_beside, tuple([amount * layer for amount in self.layers])
         )
 
     @property
@@ -52,7 +52,7 @@ class ByUnit(NamedTuple):
         return ByUnit(layer, embedding, head, head_beside, layers)
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
-        """The amount of a stage of so many mean layers, or of so many layers of layers kind."""
+        """The amount of a stage of so many mean layers, or of so many layers of each kind."""
         amount = sum(map(mul, num_layers, self.layers)) if isinstance(num_layers, tuple) else num_layers * self.layer
         if first:
             amount += self.embedding
@@ -65,7 +65,7 @@ class ByUnit(NamedTuple):
 class RankStates:
     """Trained parameters and, in bytes, what is frozen, moments, and what an optimizer step moves; `vectors` are the
     trained norms and biases, `spread` the parameters whose states ZeRO divides by all devices that hold a copy of the
-    stage. Fewer hold layers expert where replicas share experts, so that these count as so many more."""
+    stage. Fewer hold each expert where replicas share experts, so that these count as so many more."""
 
     params: ByUnit
     spread: ByUnit
