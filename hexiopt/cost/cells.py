@@ -22,7 +22,7 @@ def _pipeline(pipeline: Pipeline, stages: StageModel) -> Pipeline:
 
 def _stage(stage: Stage, micro_batch_size: int, stages: StageModel) -> Stage:
     group = stage.parallelism
-    if not isinstance(group, TensorParallel) or group.degree is not None or group.heads is not None:
+    if not isinstance(group, TensorParallel) or len(group.devices) == 1 or group.degree or group.heads:
         return stage
     cell = stages.cell(stages.tp_group(group.devices), micro_batch_size)
     return replace(stage, parallelism=replace(group, degree=cell.degree))

@@ -380,6 +380,19 @@ class ModelSpec(Value):
         number = {kind: k for k, kind in enumerate(self.kinds)}
         return tuple([number[kind] for kind in self.layers]) or (0,) * self.num_layers
 
+    def with_num_layers(self, num_layers: int) -> "ModelSpec":
+        """The same model with its first `num_layers` layers, or with more, whose kinds repeat as the last ones do."""
+        layers = list(self.layers[:num_layers])
+        while layers and len(layers) < num_layers:
+            layers.append(layers[-self._period])
+        return self.replace(num_layers=num_layers, layers=tuple(layers))
+
+    @property
+    def _period(self) -> int:
+        """The fewest layers after which the kinds of the second half of the layers repeat."""
+        half = self.layers[len(self.layers) // 2 :]
+        return next(n for n in range(1, len(half) + 1) if all(a == b for a, b in zip(half[n:], half, strict=False)))
+
     @property
     def weight_of_kinds(self) -> tuple[float, ...]:
         """The share of the layers that is of each of `kinds`."""

@@ -375,7 +375,7 @@ def _top(problem: Problem, quantity: str) -> int:
 def _with(problem: Problem, quantity: str, value: int) -> Problem:
     if quantity == "seq_len":
         return problem.replace(workload=problem.workload.replace(seq_len=value))
-    return problem.replace(model=problem.model.replace(num_layers=value))
+    return problem.replace(model=problem.model.with_num_layers(value))
 
 
 def _value_in_words(quantity: str, value: int) -> str:

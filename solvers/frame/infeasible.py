@@ -93,7 +93,8 @@ def _memory_proof(search: Search) -> str | None:
 
 
 def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
-    """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None.
+    """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None, as where
+    layers are of several kinds.
 
     Every device holds at most as many layers as fit with one micro-batch in flight, at the best TP degree and the
     policy that needs least memory; all devices together must hold the model once. Sharding does not help in total: n
@@ -101,6 +102,8 @@ def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
     Devices with a sequence layout hold the states of whole layers each and share their activations, so where layouts
     are allowed only states count.
     """
+    if len(problem.model.kinds) > 1:
+        return None
     policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
     layouts = problem.space.sequence
     most = len(problem.usable_devices)

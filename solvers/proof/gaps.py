@@ -42,6 +42,8 @@ def is_provable(pricer: PlanPricer) -> bool:
     space = problem.space
     if space.sequence or space.uneven_chunks or space.depth or cluster.groups or cluster.links:
         return False
+    if problem.model.layers:  # of several kinds, or with experts
+        return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in problem.schedules):
         return False
     for m in problem.usable_by_machine:

@@ -93,6 +93,20 @@ def test_refused(make: Any, rule: str) -> None:
         make()
 
 
+@given(st.integers(1, 4), st.lists(st.sampled_from(KINDS[:3]), min_size=1, max_size=3), st.integers(1, 40))
+def test_more_layers_repeat_the_last_ones(dense: int, period: list[LayerKind], num_layers: int) -> None:
+    """However many layers: the first are those of the model, and behind a few dense ones a period goes on."""
+    repeats = period * 8
+    model = model_of(*[DENSE_LAYER] * dense, *repeats)
+    other = model.with_num_layers(num_layers)
+    assert other.layers == (*[DENSE_LAYER] * dense, *repeats, *period * 40)[:num_layers]
+    assert other.num_layers == num_layers
+
+
+def test_equal_layers_are_any_number() -> None:
+    assert TINY.with_num_layers(7) == replace(TINY, num_layers=7)
+
+
 def test_no_attention() -> None:
     mamba = next(kind for kind in KINDS if kind.attention is None and kind.recurrent)
     with pytest.raises(InputError, match="no layer attends"):
