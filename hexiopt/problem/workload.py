@@ -119,6 +119,10 @@ class Workload(Value):
         shown = [f"{name}={value!r}" for name, value, default in pairs if name not in _TRAINED or value != default]
         return f"Workload({', '.join(shown)})"
 
+    def __repr__(self) -> str:
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        return f"Workload({', '.join(f'{field.name}={value!r}' for field, value in values if value != field.default)})"
+
     @property
     def adapters(self) -> Lora | None:
         """The adapters that are trained; None where the whole model is."""

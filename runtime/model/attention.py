@@ -18,7 +18,7 @@ from runtime.device import has_flash_attention
 from runtime.mapping.parts import Range, RankShard
 
 
-class Attention(Protocol):
+class AttentionCall(Protocol):
     """A way of attention, the same for every layer of a rank."""
 
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:

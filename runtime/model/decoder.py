@@ -20,7 +20,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import JOINED
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
-from runtime.model.attention import Attention
+from runtime.model.attention import AttentionCall
 from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
 from runtime.model.tensor_parallel import RankTpGroup
@@ -57,7 +57,7 @@ class LayerCall:
     model: ModelSpec
     tp: RankTpGroup
     rope: Rope
-    attend: Attention
+    attend: AttentionCall
     is_selective: bool
 
 
@@ -136,7 +136,7 @@ class DecoderChunk:
         shard: RankShard,
         tp: RankTpGroup,
         rope: Rope,
-        attention: Attention,
+        attention: AttentionCall,
         weights: Weights,
         loss_chunk_tokens: int | None = None,
         run: LayerRun = layer_run,

@@ -22,7 +22,7 @@ from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
-from runtime.model.attention import Attention, WholeAttention
+from runtime.model.attention import AttentionCall, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
@@ -85,7 +85,7 @@ class Trainee:
         self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
         self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
-        attention: Attention
+        attention: AttentionCall
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))

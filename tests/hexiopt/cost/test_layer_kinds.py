@@ -101,7 +101,7 @@ def test_rings_of_replicas() -> None:
     """Two pipelines of four devices, as two replicas of two: experts are summed by pairs, all else by four."""
     problem = Problem(CLUSTER, EQUAL, WORK)
     plan = _plan(((0, 1, 2, 3), 2, (0, 6)), pipelines=2)
-    holders = parameter_holders(Holdings.of(plan.pipelines), problem.parameters.trained)
+    holders = parameter_holders(Holdings.of(plan.pipelines), problem.parameters.trained_groups)
     sizes = {group.shape[1]: float(params.sum()) for group, params in zip(holders.holders, holders.params, strict=True)}
     experts = 6 * 16 * 3 * 512 * 512
     assert sizes == pytest.approx({2: experts, 4: EQUAL.num_params - experts})

@@ -302,7 +302,10 @@ def deep(draw: st.DrawFn) -> tuple[Problem, Plan]:
     problem = draw(st.one_of(problems(), roomy_problems()))
     zero = draw(st.sampled_from(("2", "3")))
     schedule = problem.workload.schedule if problem.workload.schedule != "interleaved" else "1f1b"
-    problem = replace(problem, workload=replace(problem.workload, optimizer_sharding=zero, schedule=schedule))
+    problem = replace(problem, workload=replace(problem.workload, schedule=schedule))
+    problem = problem.replace(
+        workload=problem.workload.replace(optimizer_sharding=zero, gradient_precision="training")
+    )
     return problem, draw(aligned_plans(problem))
 
 

@@ -50,7 +50,7 @@ def test_two_machines_by_hand(zero: int) -> None:
 def test_an_all_to_all_sends_no_less_than_a_ring(counts: tuple[int, ...]) -> None:
     """As much where every machine has a device or there is one machine; more where machines have several."""
     task, count = problem(*counts), sum(counts)
-    rings = gradient_rings(data_parallel(count, 1), None, MODEL, task.cluster, exchange=True)
+    rings = gradient_rings(data_parallel(count, 1), None, task.parameters.trained_groups, task.cluster, exchange=True)
     ring_s, exchange_s = (float(times.ring_pass_s(2)[0][0]) for times in (rings.within_group, rings.scatter))
     if max(counts) == 1 or len(counts) == 1:
         assert exchange_s == pytest.approx(ring_s)

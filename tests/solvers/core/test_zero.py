@@ -147,7 +147,7 @@ def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> No
 
 
 def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
-    """ZeRO would shard nothing: the plan says so, at the same price."""
+    """ZeRO would shard nothing: the plan says so, and costs no more."""
     base = problems.loose()
     for tied, stages in product((False, True), (1, 2)):
         problem = replace(base, model=replace(base.model, tied_embeddings=tied))
@@ -161,7 +161,7 @@ def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
             found = search.result().plan
             assert found is not None
             assert found.sharding.stage == (zero if tied and stages == 2 else 0)
-            assert model.price(found).step_time_s == pytest.approx(model.price(plan).step_time_s, rel=1e-12)
+            assert model.price(found).step_time_s <= model.price(plan).step_time_s * (1 + 1e-12)
         assert without_idle_sharding(plan, sharded(problem, "3")) == plan  # the workload asks for it
 
 

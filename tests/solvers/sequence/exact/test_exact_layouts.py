@@ -43,7 +43,7 @@ from tests.timing import within
 
 SEQUENCE = names(of_sequences)
 
-AFTER = replace(default_framework(), gradient_sums="after", layer_host_s=0.0)
+AFTER = replace(default_framework(), gradient_sums="after", weight_gathers="after", layer_host_s=0.0)
 PROVEN = 3e-6  # of a step time, within which a bound is called equal
 
 
