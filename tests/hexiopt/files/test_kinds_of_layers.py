@@ -286,7 +286,7 @@ def change_part(kind: int, number: int, **change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (change_part(0, 0, part="attenton"), "layer_kinds[0].parts[0].part: 'atention' is not known; did you mean"),
+        (change_part(0, 0, part="attenton"), "layer_kinds[0].parts[0].part: 'attenton' is not known; did you mean"),
         (change_part(0, 0, head=3), "layer_kinds[0].parts[0].head: unknown key; did you mean heads or kv_heads?"),
         (change_part(0, 0, heads="absent"), "layer_kinds[0].parts[0].heads: is missing; state it"),
         (change_part(0, 0, heads=None), "layer_kinds[0].parts[0].heads: is null; state a value"),
