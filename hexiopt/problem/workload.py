@@ -114,12 +114,6 @@ class Workload(Value):
             raise FieldError("workload: optimizer_sharding", int(sharding), rule)
 
     def __repr__(self) -> str:
-        """All fields, but for what is trained where that is the default."""
-        pairs = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        shown = [f"{name}={value!r}" for name, value, default in pairs if name not in _TRAINED or value != default]
-        return f"Workload({', '.join(shown)})"
-
-    def __repr__(self) -> str:
         values = [(field, getattr(self, field.name)) for field in fields(self)]
         return f"Workload({', '.join(f'{field.name}={value!r}' for field, value in values if value != field.default)})"
 

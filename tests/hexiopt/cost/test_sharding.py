@@ -303,9 +303,7 @@ def deep(draw: st.DrawFn) -> tuple[Problem, Plan]:
     zero = draw(st.sampled_from(("2", "3")))
     schedule = problem.workload.schedule if problem.workload.schedule != "interleaved" else "1f1b"
     problem = replace(problem, workload=replace(problem.workload, schedule=schedule))
-    problem = problem.replace(
-        workload=problem.workload.replace(optimizer_sharding=zero, gradient_precision="training")
-    )
+    problem = problem.replace(workload=problem.workload.replace(optimizer_sharding=zero, gradient_precision="training"))
     return problem, draw(aligned_plans(problem))
 
 
