@@ -121,7 +121,6 @@ class MemoryModel:
         self.sharded_states = RankStates.of(parameters, tp, replicas, True) if replicas > 1 else self.rank_states
         layers = [model.layer_of(kind) for kind in model.kinds]
         shards = [layer.shard(tp, model.vocab_size, tp * replicas) for layer in layers]
-        shard = shards[0]
         share = MicroBatchShare(
             between=float(micro_batch_size // replicas * tokens_between(workload, tp)),
             tokens=float(tokens),
@@ -160,17 +159,14 @@ class MemoryModel:
         )
         self.product_input_bytes = self.late_bytes = 0.0
         if not model.layers:
-            self._late(layers[0].on(shard), model.hidden_size, share)
+            self._late(layers[0].on(shards[0]), model.hidden_size, share)
 
     def _late(self, layer: LayerShare, hidden: int, share: MicroBatchShare[float]) -> None:
         # Products alternate: the first of two reads hidden states and makes what a TP group divides, the second reads
         # that and makes hidden states, whose gradients are gathered. What is put off of a layer holds what its products
         # read, and the gradients of what they made.
-        width, weights, tokens = (
-            self._workload.element_bytes,
-            [product.weights for product in layer.products],
-            share.tokens,
-        )
+        weights = [product.weights for product in layer.products]
+        width, tokens = self._workload.element_bytes, share.tokens
         pairs, divided, read = len(weights) // 2, sum(weights) / hidden, sum(weights[1::2]) / hidden
         self.product_input_bytes = width * (pairs * hidden * share.between + read * tokens)
         self.late_bytes = width * (pairs * hidden * (share.between + tokens) + divided * tokens)

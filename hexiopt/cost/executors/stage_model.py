@@ -122,7 +122,6 @@ class StageModel:
         cluster = problem.cluster
         self.communicators, self.tp_groups = Communicators(cluster), TpGroups(cluster, problem.model.shares_experts)
         self.routes = Routes(problem)
-        self._every_kind = tuple(dict.fromkeys((*problem.model.kinds, *problem.model.extra_layers)))
         self._layers = Memo(self._time_layer)
         self._cells = Memo(self._choose_cell)
         self._ends = Memo(self._time_ends)
@@ -179,7 +178,7 @@ class StageModel:
         """Of a layer of kind `number` of the model."""
         problem, framework, context = self.problem, self.framework, self.context
         model, workload, tp = problem.model, problem.workload, tp_group.degree
-        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(self._every_kind[number])
+        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(model.kinds[number])
         compute = layer_compute(layer, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
         measured = self.measurement(tp_group, micro_batch_size)
         if measured is not None:
@@ -302,7 +301,7 @@ class StageModel:
         clock, flops = self._clocks[tp_group.gpu.name], 4.0 * size * workload.seq_len * model.hidden_size**2
         further = ComputeTimes(0.0, 0.0)
         for kind in model.extra_layers:
-            layer_s = self.layer_s(tp_group, micro_batch_size, "none", self._every_kind.index(kind))
+            layer_s = self.layer_s(tp_group, micro_batch_size, "none", model.kinds.index(kind))
             projection_s = clock.gemm_s(flops / tp_group.degree)
             projection = ComputeTimes(projection_s, c.GEMM_BACKWARD_PASSES * projection_s)
             further = further.then(ComputeTimes(*layer_s)).then(projection).then(head)

@@ -44,7 +44,7 @@ def test_split_backwards_are_searched_where_they_are_allowed(problem: Problem) -
     assert step_s < PlanPricer(problem).price(replace(plan, schedule=plan.schedule.whole())).step_time_s
 
 
-@pytest.mark.parametrize("number", [2])
+@pytest.mark.parametrize("number", [2, 12, 14])
 def test_depths_are_searched_where_they_are_free(number: int) -> None:
     usual, usual_s = plan_of(allowing(drawn_problem(number)))
     plan, step_s = plan_of(allowing(drawn_problem(number), depth=True))
