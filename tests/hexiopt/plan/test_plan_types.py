@@ -107,7 +107,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no stage": (lambda: with_first(stages=()), "the pipeline has no stage; give it at least one"),
     "a stage that is none": (
         lambda: Pipeline((TensorParallel((0,)),), 4),  # type: ignore[arg-type]
-        "stage 0 is TensorParallel(devices=(0,), heads=None, degree=None), not a Stage; give Stage(parallelism, layers)",
+        "stage 0 is TensorParallel(devices=(0,), heads=None, degree=None), not a Stage; "
+        "give Stage(parallelism, layers)",
     ),
     "no micro-batch": (
         lambda: replace(SECOND, num_micro_batches=0),
