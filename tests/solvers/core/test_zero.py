@@ -161,7 +161,10 @@ def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
             found = search.result().plan
             assert found is not None
             assert found.sharding.stage == (zero if tied and stages == 2 else 0)
-            assert model.price(found).step_time_s <= model.price(plan).step_time_s * (1 + 1e-12)
+            # Weights of several stages count from a common start of all optimisers, though nothing is gathered.
+            step_s, sharded_s = (model.price(each).step_time_s for each in (found, plan))
+            assert step_s <= sharded_s * (1 + 1e-12)
+            assert step_s == pytest.approx(sharded_s, rel=1e-12 if zero == 3 or stages == 1 else 0.03)
         assert without_idle_sharding(plan, sharded(problem, "3")) == plan  # the workload asks for it
 
 
