@@ -17,12 +17,12 @@ from hexiopt.files.models.depth import gpt_neo_alternates
 from hexiopt.files.models.fact_reader import FactReader, number
 from hexiopt.files.models.facts import Key
 from hexiopt.files.models.features import feature_of_type, features, vocabulary
+from hexiopt.files.models.kind_words import layers_in_words
 from hexiopt.files.models.layers import LayerSequence, layers_of
 from hexiopt.files.models.types import TYPES
 from hexiopt.files.models.written_kinds import written_layers
 from hexiopt.ledger import OFF, Ledger
 from hexiopt.problem.form import Form
-from hexiopt.problem.kind_words import layers_in_words
 from hexiopt.problem.model import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ModelSpec
 from hexiopt.reading import Section, read_mapping
 

@@ -26,7 +26,7 @@ class Part:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type is bool or field.type == "bool":
+            if field.type is bool:
                 flag_in(value, f"{self.name}: {field.name}")
             elif field.name in _NONE_TO and value is None:
                 continue

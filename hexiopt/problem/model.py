@@ -11,7 +11,8 @@ from hexiopt.checks import is_number, is_whole
 from hexiopt.errors import InputError
 from hexiopt.problem.form import GPT, LLAMA, Form
 from hexiopt.problem.kinds import Attention, Dense, LayerKind
-from hexiopt.problem.operators import Holder, Layer, ParameterGroup, Shard, Split, layer_of
+from hexiopt.problem.layer_rows import layer_of
+from hexiopt.problem.operators import Holder, Layer, ParameterGroup, Shard, Split
 from hexiopt.value import Value
 
 RANGES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -383,8 +384,9 @@ class ModelSpec(Value):
     def with_num_layers(self, num_layers: int) -> "ModelSpec":
         """The same model with its first `num_layers` layers, or with more, whose kinds repeat as the last ones do."""
         layers = list(self.layers[:num_layers])
-        while layers and len(layers) < num_layers:
-            layers.append(layers[-self._period])
+        if self.layers:
+            period = self._period
+            layers += [self.layers[-period + n % period] for n in range(num_layers - len(self.layers))]
         return self.replace(num_layers=num_layers, layers=tuple(layers))
 
     @property
@@ -396,8 +398,7 @@ class ModelSpec(Value):
     @property
     def weight_of_kinds(self) -> tuple[float, ...]:
         """The share of the layers that is of each of `kinds`."""
-        counts = Counter(self.depth)
-        return tuple(counts[k] / self.num_layers for k in range(len(self.kinds)))
+        return tuple([self._count_of.get(kind, 0) / self.num_layers for kind in self.kinds])
 
     @property
     def shares_experts(self) -> bool:

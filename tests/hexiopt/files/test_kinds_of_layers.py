@@ -11,8 +11,8 @@ import yaml
 
 import hexiopt as hx
 from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.models.kind_words import layers_in_words
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
-from hexiopt.problem.kind_words import layers_in_words
 from hexiopt.problem.kinds import PARTS
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
