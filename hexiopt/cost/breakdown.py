@@ -13,12 +13,14 @@ from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import ComputeTimes
+from hexiopt.cost.executors.expert_parallel import ExpertParallelStage
 from hexiopt.cost.executors.sequence_parallel import SequenceStage
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.parallelism import SequenceParallel
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel, TensorParallel
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +107,39 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
         case SequenceParallel() as layout:
             times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
             busy = _of_layout(times, policies, ends)
+        case ExpertParallel() as experts:
+            busy = _of_experts(stages.expert_stage(experts), _layers(model.problem.model, part, policies), ends)
         case groups:
-            tp_group = stages.tp_group(groups.executors[executor])
-            busy = _of_group(stages, tp_group, groups.samples(size)[executor], policies, ends)
+            devices = groups.executors[executor]
+            tp_group = stages.tp_group(devices)
+            if isinstance(groups, TensorParallel):
+                tp_group = stages.tp_groups.with_degree(tp_group, groups.degree or len(devices))
+            layers = _layers(model.problem.model, part, policies)
+            busy = _of_group(stages, tp_group, groups.samples(size)[executor], layers, ends)
     busy = replace(busy, quantization_s=2 * priced.quantization_s)
     if plan.sharding.stage < 2:
         return busy
     return replace(busy, lockstep_s=priced.forward_s + priced.backward_s - busy.total_s)
 
 
-def _of_group(
-    stages: StageModel, tp_group: TpGroup, size: int, policies: Sequence[str], ends: tuple[bool, bool]
-) -> BusyTime:
+_Layers = Counter[tuple[int, str]]  # the number of layers of each kind and policy
+
+
+def _layers(model: ModelSpec, stage: Stage, policies: Sequence[str]) -> _Layers:
+    kinds = chain.from_iterable(model.depth[first:end] for first, end in stage.layers)
+    return Counter(zip(kinds, policies, strict=True))
+
+
+def _of_group(stages: StageModel, tp_group: TpGroup, size: int, layers: _Layers, ends: tuple[bool, bool]) -> BusyTime:
     free_links = TpGroup(
         tp_group.gpu, tp_group.tp, float("inf"), 0.0, tp_group.degree
     )  # on which collectives take no time
-    counts, ends_s = Counter(policies), [stages.ends_s(group, size) for group in (free_links, tp_group)]
+    ends_s = [stages.ends_s(group, size) for group in (free_links, tp_group)]
     computed_s, whole_s = (
-        sum(count * sum(stages.layer_s(group, size, policy)) for policy, count in counts.items())
+        sum(n * sum(stages.layer_s(group, size, policy, kind)) for (kind, policy), n in layers.items())
         for group in (free_links, tp_group)
     )
-    plain_s = len(policies) * sum(stages.layer_s(free_links, size, "none"))
+    plain_s = sum(n * sum(stages.layer_s(free_links, size, "none", kind)) for (kind, _), n in layers.items())
     embedding_s, head_s = _ends_s(ends_s[0], ends)
     return BusyTime(
         layers_s=plain_s,
@@ -133,6 +147,22 @@ def _of_group(
         head_s=head_s,
         recompute_s=computed_s - plain_s,
         tensor_parallel_s=whole_s + sum(_ends_s(ends_s[1], ends)) - computed_s - embedding_s - head_s,
+    )
+
+
+def _of_experts(times: ExpertParallelStage, layers: _Layers, ends: tuple[bool, bool]) -> BusyTime:
+    computed_s, plain_s = (
+        sum(n * sum(times.layer_s(kind, policy or given)) for (kind, given), n in layers.items())
+        for policy in ("", "none")
+    )
+    exchange_s = sum(n * 2.0 * times.exchange_s(kind) for (kind, _), n in layers.items())
+    embedding_s, head_s = _ends_s(times.ends_s(), ends)
+    return BusyTime(
+        layers_s=plain_s - exchange_s,
+        embedding_s=embedding_s,
+        head_s=head_s,
+        recompute_s=computed_s - plain_s,
+        all_to_all_s=exchange_s,
     )
 
 

@@ -5,8 +5,9 @@ The states of a stage are spread over the devices that hold its parameters in on
 where the ranks of a TP group, or slices of a layer, differ in it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hexiopt.cost.executors.stage_model import Contention, StageModel
@@ -83,7 +84,8 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSha
     held = Holdings.of(plan.pipelines)
     spread: list[dict[int, float]] = []  # [layers], by the number of the copy
     for layers, members in held.layers:
-        spread += [_num_holders([held.copies[m] for m in members], members, groups)] * len(layers)
+        of_layer = _num_holders([held.copies[m] for m in members], members, groups)
+        spread += [defaultdict(partial(float, len(members)), of_layer)] * len(layers)  # as many, of experts alone
     return [
         PipelineSharding(
             plan.sharding.stage,

@@ -15,7 +15,7 @@ from hexiopt.cost.rings import GradientRings, RingAmounts, rings_by_length, spli
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.holdings import vector_holders
 from hexiopt.plan.messages import messages
-from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -112,5 +112,7 @@ def _inside_bytes(communicators: Communicators, stage: Stage, device: int, devic
         case SequenceParallel() as layout:
             size = next(len(group.devices) for group in layout.groups if device in group.devices)
             return communicators.layout_bytes(gpu, size, len(layout.groups))
+        case ExpertParallel() as group:
+            return communicators.tp_group_bytes(gpu, len(group.devices))
         case _:
             return communicators.tp_group_bytes(gpu, len(devices))

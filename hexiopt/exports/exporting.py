@@ -22,6 +22,7 @@ from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.holdings import Holdings
+from hexiopt.plan.parallelism import ExpertParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -65,6 +66,10 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
             f"export.format: {trainer.name} is not written for experts, nor for layers of several kinds, as those of "
             f"{problem.model.name}; export plans of models whose layers are equal"
         )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            if isinstance(stage.parallelism, ExpertParallel):
+                trainer.refuse(f"{stage_name(p, s)} states the experts of each device", "space.uneven_experts=false")
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")

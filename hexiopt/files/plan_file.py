@@ -15,6 +15,8 @@ from hexiopt.errors import InputError
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.plan.parallelism import (
     ORDERS,
+    ExpertParallel,
+    ExpertReplica,
     Replica,
     Replicated,
     SequenceGroup,
@@ -80,6 +82,10 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
             data |= _group_to_dict(group, names)
         case Replicated(replicas):
             data["replicas"] = [_group_to_dict(replica, names) | {"samples": replica.samples} for replica in replicas]
+        case ExpertParallel(members):
+            data["replicas"] = [
+                {"devices": names(m.devices), "samples": m.samples, "experts": list(m.experts)} for m in members
+            ]
         case SequenceParallel(groups, order):
             parts = [{"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)} for g in groups]
             data["sequence"] = {"groups": parts, "order": order}
@@ -279,10 +285,22 @@ def _tensor_parallel(section: Section, cluster: Cluster) -> TensorParallel:
         return TensorParallel(devices, heads, degree)
 
 
-def _replicas(section: Section, cluster: Cluster) -> Replicated:
-    replicas = tuple(_replica(entry, cluster) for entry in section.sections("replicas"))
+def _replicas(section: Section, cluster: Cluster) -> Replicated | ExpertParallel:
+    entries = section.sections("replicas")
+    if any(entry.raw("experts", None) is not None for entry in entries):
+        members = tuple(_expert_replica(entry, cluster) for entry in entries)
+        with section.building():
+            return ExpertParallel(members)
+    replicas = tuple(_replica(entry, cluster) for entry in entries)
     with section.building():
         return Replicated(replicas)
+
+
+def _expert_replica(section: Section, cluster: Cluster) -> ExpertReplica:
+    devices, samples, experts = _devices(section, cluster), section.raw("samples"), _whole(section, "experts")
+    section.finish()
+    with section.building():
+        return ExpertReplica(devices, samples, experts)
 
 
 def _replica(section: Section, cluster: Cluster) -> Replica:

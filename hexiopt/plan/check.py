@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
 from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.problem import Problem
@@ -33,6 +33,7 @@ def check(problem: Problem, plan: Plan) -> list[Violation]:
         violations += _layers(problem, p, pipeline)
         violations += _chunks(problem, p, pipeline)
         violations += _sequences(problem, p, pipeline)
+        violations += _experts(problem, p, pipeline)
     if not violations:
         violations += _switches(problem, plan)
     for p, pipeline in enumerate(plan.pipelines):
@@ -191,10 +192,30 @@ def _sequences(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
     return violations
 
 
+def _experts(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
+    """What stages break whose replicas share experts: the switch, and the model's number of experts."""
+    violations = []
+    counts = sorted({kind.experts.count for kind in problem.model.kinds if kind.experts is not None})
+    for s, stage in enumerate(pipeline.stages):
+        group = stage.parallelism
+        if not isinstance(group, ExpertParallel):
+            continue
+        where = f"stage {s} of pipeline {p}"
+        if not problem.space.uneven_experts:
+            what = f"{where} states experts; allow that with space.uneven_experts=true"
+            violations.append(Violation("space.uneven_experts", what))
+        elif counts != [group.num_experts]:
+            have = f"layers of {problem.model.name} have {' or '.join(map(str, counts)) or 'none'}"
+            violations.append(Violation("experts", f"{where} has {group.num_experts} experts; {have}"))
+    return violations
+
+
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:
     space, violations = problem.space, []
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    if not space.replicas and any(len(stage.parallelism.replicas) > 1 for stage in stages):
+    if not space.replicas and any(
+        len(stage.parallelism.replicas) > 1 and not isinstance(stage.parallelism, ExpertParallel) for stage in stages
+    ):
         violations.append(Violation("space.replicas", "a stage is replicated"))
     if not space.uneven_layers:
         for p, pipeline in enumerate(plan.pipelines):

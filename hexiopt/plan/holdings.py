@@ -10,14 +10,14 @@ sharding groups: all of them, those of a machine, or stated ones.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.operators import ParameterGroup
@@ -52,15 +52,26 @@ class ParameterHolders:
         return [last / params for last, params in zip(self.last or self.params, self.params, strict=True)]
 
 
+Cut = int | tuple[int, ...]
+"""How devices divide what a copy holds: in so many equal parts, or in parts of so many experts each."""
+
+
 @lru_cache(maxsize=4096)
-def slices(degrees: tuple[int, ...]) -> tuple[list[float], Ints]:
-    """Widths of the slices between all TP boundaries [slices], as shares of the sharded dimension, and the rank that
-    holds each slice in a TP group of each degree [slices, degrees]."""
-    unit = lcm(*degrees)
-    cuts = sorted({k * (unit // t) for t in set(degrees) for k in range(t + 1)})
-    widths = [(end - start) / unit for start, end in pairwise(cuts)]
-    ranks = np.array([[start * t // unit for t in degrees] for start in cuts[:-1]])
-    return widths, ranks
+def slices(cuts: tuple[Cut, ...]) -> tuple[list[float], Ints]:
+    """Widths of the slices between all boundaries of `cuts` [slices], as shares of the divided dimension, and the rank
+    that holds each slice under each cut [slices, cuts]."""
+    unit = lcm(*[cut if isinstance(cut, int) else sum(cut) for cut in cuts])
+    ends_of = {cut: _ends(cut, unit) for cut in set(cuts)}
+    ends = sorted({0}.union(*ends_of.values()))
+    widths = [(end - start) / unit for start, end in pairwise(ends)]
+    return widths, np.stack([np.searchsorted(ends_of[cut], ends[:-1], side="right") for cut in cuts], axis=1)
+
+
+def _ends(cut: Cut, unit: int) -> list[int]:
+    """Where the part of each rank ends, of `unit` in all."""
+    if isinstance(cut, int):
+        return [k * (unit // cut) for k in range(1, cut + 1)]
+    return [end * (unit // sum(cut)) for end in accumulate(cut)]
 
 
 _ONE = range(1)
@@ -78,13 +89,14 @@ class Holdings(NamedTuple):
     """Who holds what of pipelines that all hold the same layers, as those of a plan do.
 
     `copies`: the devices of every copy of a stage's parameters, in the order of the plan; a copy's number is its place
-    here. `cells`: the devices of every copy of experts that several of `copies` share, numbered after these;
-    `cell_of` has the numbers of their cells. `stages` [pipelines][stages]: the copies of each stage. `layers`: ranges
-    of layers that no pipeline cuts, and the copies that hold each.
+    here. `cells`: the devices of every copy of experts that several of `copies` share, numbered after these, and their
+    `expert_cuts`; `cell_of` has the numbers of their cells. `stages` [pipelines][stages]: the copies of each stage.
+    `layers`: ranges of layers that no pipeline cuts, and the copies that hold each, without those of experts alone.
     """
 
     copies: Sequence[tuple[int, ...]]
     cells: Sequence[tuple[int, ...]]
+    expert_cuts: Sequence[Cut]
     cell_of: Mapping[int, int]
     stages: Sequence[Sequence[range]]
     layers: Sequence[tuple[range, Sequence[int]]]
@@ -93,22 +105,26 @@ class Holdings(NamedTuple):
     def of(cls, pipelines: Sequence[Pipeline]) -> "Holdings":
         """Who holds what of `pipelines`."""
         copies: list[tuple[int, ...]] = []
-        sharing: list[tuple[tuple[int, ...], range]] = []  # devices that share experts, and the copies that they hold
+        sharing: list[tuple[tuple[int, ...], Cut, range]] = []  # devices that share experts; the copies that they hold
         stages, ranges = [], []  # of each pipeline; its ranges of layers in order: the end, and the copies that hold it
         for pipeline in pipelines:
-            numbers = []
+            numbers, whole = [], list[Sequence[int]]()
             for stage in pipeline.stages:
-                start = len(copies)
-                copies += stage.parallelism.parameter_copies
+                start, group = len(copies), stage.parallelism
+                copies += group.parameter_copies
                 numbers.append(range(start, len(copies)))
-                if isinstance(stage.parallelism, TensorParallel) and stage.parallelism.num_replicas > 1:
-                    sharing.append((stage.parallelism.devices, numbers[-1]))
+                whole.append(numbers[-1])
+                if isinstance(group, TensorParallel) and group.num_replicas > 1:
+                    sharing.append((group.devices, len(group.devices), numbers[-1]))
+                elif isinstance(group, ExpertParallel):
+                    sharing.append((group.devices, group.experts, numbers[-1]))
+                    whole[-1] = [start + k for k, samples in enumerate(group.samples_of_copies) if samples]
             stages.append(numbers)
             ranges.append(
                 [
                     (stage.layers[chunk][1], same)
                     for chunk in range(pipeline.num_chunks)
-                    for stage, same in zip(pipeline.stages, numbers, strict=True)
+                    for stage, same in zip(pipeline.stages, whole, strict=True)
                 ]
             )
         layers, at = [], [0] * len(ranges)
@@ -119,13 +135,19 @@ class Holdings(NamedTuple):
                     at[k] += 1
                 members += pipeline_ranges[at[k]][1]
             layers.append((range(first, end), members))
-        cell_of = {copy: len(copies) + cell for cell, (_, members) in enumerate(sharing) for copy in members}
-        return cls(copies, [devices for devices, _ in sharing], cell_of, stages, layers)
+        cell_of = {copy: len(copies) + cell for cell, (_, _, members) in enumerate(sharing) for copy in members}
+        cells, expert_cuts = [devices for devices, _, _ in sharing], [cut for _, cut, _ in sharing]
+        return cls(copies, cells, expert_cuts, cell_of, stages, layers)
 
     @property
     def devices(self) -> Sequence[tuple[int, ...]]:
         """The devices of every copy, cells included, by number."""
         return (*self.copies, *self.cells)
+
+    @property
+    def cuts(self) -> Sequence[Cut]:
+        """How the devices of every copy divide it, cells included, by number."""
+        return (*map(len, self.copies), *self.expert_cuts)
 
     def groups(self, groups: Iterable[ParameterGroup]) -> Iterator[GroupCopies]:
         """Who holds each of `groups`, those without parameters left out."""
@@ -138,9 +160,7 @@ class Holdings(NamedTuple):
                         yield GroupCopies(group, same, self._sharing(members) if group.experts else members)
             elif group.params:
                 ends = {"first": (0,), "last": (-1,), "ends": (0, -1)}[group.holder]
-                yield GroupCopies(
-                    group, _ONE, sorted({m for stages in self.stages for end in ends for m in stages[end]})
-                )
+                yield GroupCopies(group, _ONE, sorted({m for end in ends for m in self.layers[end][1]}))
 
     def _sharing(self, members: Sequence[int]) -> Sequence[int]:
         """The numbers of the cells of `members`, and of those that share no experts."""
@@ -173,15 +193,15 @@ def parameter_holders(held: Holdings, trained: Iterable[ParameterGroup]) -> Para
     groups = held.shared_groups(trained)
     if not groups:
         return ParameterHolders((), ())
-    degree = [len(devices) for devices in held.devices]
-    table = np.zeros((len(degree), max(degree)), np.int64)
+    cuts = held.cuts
+    table = np.zeros((len(cuts), max(map(len, held.devices))), np.int64)
     for row, devices in enumerate(held.devices):
         table[row, : len(devices)] = devices
     rows: dict[int, dict[bytes, list[float]]] = {}
     for group, units, members in groups:
         params = float(group.params)
         last = 0.0 if group.holder == "last" else params  # a backward begins with the head
-        widths, ranks = slices(tuple([degree[m] for m in members]))
+        widths, ranks = slices(tuple([cuts[m] for m in members]))
         holders = np.sort(table[np.array(members), ranks], axis=1)
         family = rows.setdefault(len(members), {})
         for row, width in zip(holders, widths, strict=True):

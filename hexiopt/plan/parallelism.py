@@ -4,7 +4,8 @@ Where the types differ in kind, each concern (files, checks, costs, layouts of p
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Union
 
 from hexiopt.checks import whole_in, word_in
@@ -28,7 +29,7 @@ def make_tuple(owner: object, name: str) -> None:
         raise InputError(f"{what}: {name}: {quoted(value)} is not a list; write a tuple of all, even of one") from None
 
 
-def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) -> None:
+def check_devices(owner: "TensorParallel | Replica | SequenceGroup | ExpertReplica", what: str) -> None:
     """Refuse, by InputError, what has no device, and devices that are no numbers from 0 on."""
     if type(owner.devices) is not tuple:
         make_tuple(owner, "devices")
@@ -42,16 +43,18 @@ def check_devices(owner: "TensorParallel | Replica | SequenceGroup", what: str) 
         check_numbers(owner, what, "heads")
 
 
-def check_numbers(owner: "TensorParallel | Replica | SequenceGroup", what: str, name: str) -> None:
-    """Refuse, by InputError, a field `name` that does not list a whole number from 1 for every device."""
+def check_numbers(
+    owner: "TensorParallel | Replica | SequenceGroup | ExpertReplica", what: str, name: str, at_least: int = 1
+) -> None:
+    """Refuse, by InputError, a field `name` that does not list a whole number from `at_least` for every device."""
     if type(getattr(owner, name)) is not tuple:
         make_tuple(owner, name)
     numbers = getattr(owner, name)
     if len(numbers) != len(owner.devices):
         fault = f"{what} has {len(owner.devices)} devices and {name} {quoted(numbers)}"
         raise InputError(f"{fault}; state one number for every device")
-    if any(type(number) is not int or number < 1 for number in numbers):
-        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least 1, or leave it out")
+    if any(type(number) is not int or not at_least <= number <= MAX_COUNT for number in numbers):
+        raise InputError(f"{what} has {name} {quoted(numbers)}; give every device at least {at_least}, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,15 @@ class Replicated:
         return sum([replica.samples or 0 for replica in self.replicas])
 
     @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of a micro-batch that come to each replica."""
+        return self.samples(self.num_samples)
+
+    def with_shares(self, samples: Sequence[int]) -> "Replicated":
+        """The same replicas with other samples [replicas]."""
+        return Replicated(tuple([replace(r, samples=n) for r, n in zip(self.replicas, samples, strict=True)]))
+
+    @property
     def executors(self) -> tuple[Devices, ...]:
         """As of `TensorParallel`: the replicas."""
         return tuple([replica.devices for replica in self.replicas])
@@ -260,7 +272,133 @@ class SequenceParallel:
         return (micro_batch_size,)
 
 
-StageParallelism = TensorParallel | Replicated | SequenceParallel
+@dataclass(frozen=True, slots=True)
+class ExpertReplica:
+    """Devices of a stage that shares its experts: tensor parallel for all but experts, of which each holds so many
+    whole ones. To devices that hold experts alone come no `samples`.
+
+    Raises InputError where a number is not from its range, or where devices have neither samples nor experts.
+    """
+
+    devices: Devices
+    samples: int
+    experts: tuple[int, ...]
+    heads: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        what = "a replica of the stage"
+        check_devices(self, what)
+        if type(self.samples) is not int or not 0 <= self.samples <= MAX_COUNT:
+            samples = whole_in(self.samples, f"{what}: samples", at_least=0, at_most=MAX_COUNT)
+            object.__setattr__(self, "samples", samples)
+        check_numbers(self, what, "experts", at_least=0 if self.samples else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertParallel:
+    """Replicas that share the samples of each micro-batch, and the experts of each layer: the first device has the
+    first experts. Replicas stand in any machines, and may be of several GPU types.
+
+    They exchange copies of tokens in every layer with experts, so that all take their turns together. Raises
+    InputError where no replica has samples, or no device experts.
+    """
+
+    members: tuple[ExpertReplica, ...]
+
+    def __post_init__(self) -> None:
+        if type(self.members) is not tuple:
+            make_tuple(self, "members")
+        for r, member in enumerate(self.members):
+            if not isinstance(member, ExpertReplica):
+                raise InputError(
+                    f"replica {r} of the stage is {quoted(member)}; give ExpertReplica(devices, samples, experts)"
+                )
+        if not self.num_samples:
+            raise InputError("no replica of the stage has samples; give some to at least one")
+        if not self.num_experts:
+            raise InputError("no device of the stage has experts; give every expert to one")
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of all replicas, in order."""
+        return tuple(d for member in self.members for d in member.devices)
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Whole experts of each of `devices`."""
+        return tuple(n for member in self.members for n in member.experts)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer, of all devices."""
+        return sum(self.experts)
+
+    @property
+    def num_samples(self) -> int:
+        """As of `Replicated`."""
+        return sum(self.shares)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """As of `Replicated`, of all members."""
+        return tuple([member.samples for member in self.members])
+
+    def with_shares(self, samples: Sequence[int]) -> "ExpertParallel":
+        """As of `Replicated`, of all members."""
+        return ExpertParallel(tuple([replace(m, samples=n) for m, n in zip(self.members, samples, strict=True)]))
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """As of `Replicated`: those with samples."""
+        return tuple(Replica(member.devices, member.samples) for member in self.members if member.samples)
+
+    @property
+    def executors(self) -> tuple[Devices, ...]:
+        """As of `TensorParallel`: all devices together."""
+        return (self.devices,)
+
+    @property
+    def token_layouts(self) -> tuple["TokenLayout", ...]:
+        """As of `TensorParallel`: by samples, and in each replica in equal parts."""
+        return (self,)
+
+    @property
+    def parameter_copies(self) -> tuple[Devices, ...]:
+        """As of `TensorParallel`: the replicas, and devices that hold experts alone, of which each is by itself."""
+        return tuple(
+            devices
+            for member in self.members
+            for devices in ((member.devices,) if member.samples else tuple((d,) for d in member.devices))
+        )
+
+    @property
+    def experts_of_copies(self) -> tuple[int, ...]:
+        """The most whole experts of a device, of each of `parameter_copies`."""
+        return tuple(
+            n for member in self.members for n in ((max(member.experts),) if member.samples else member.experts)
+        )
+
+    @property
+    def samples_of_copies(self) -> tuple[int, ...]:
+        """The samples of each of `parameter_copies`: 0 of devices that hold experts alone."""
+        return tuple(
+            member.samples for member in self.members for _ in (member.devices if not member.samples else (0,))
+        )
+
+    @property
+    def degrees(self) -> str:
+        """As of `TensorParallel`: the experts of each device, alike ones together, replica by replica."""
+        return "ep " + " ".join(
+            "+".join(f"{number}×{n}" if number > 1 else f"{n}" for n, number in Counter(member.experts).items())
+            for member in self.members
+        )
+
+    def samples(self, micro_batch_size: int) -> tuple[int, ...]:
+        """As of `TensorParallel`: all."""
+        return (micro_batch_size,)
+
+
+StageParallelism = TensorParallel | Replicated | SequenceParallel | ExpertParallel
 
 # Who shares the tokens of a micro-batch at the boundary of a stage: a TP group in equal parts, or a layout as it says.
-TokenLayout = Union[Devices, SequenceParallel]  # noqa: UP007
+TokenLayout = Union[Devices, SequenceParallel, ExpertParallel]  # noqa: UP007

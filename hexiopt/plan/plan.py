@@ -14,6 +14,7 @@ from hexiopt.checks import whole_in, word_in
 from hexiopt.errors import MISSING, FieldError, InputError, quoted
 from hexiopt.plan.parallelism import (
     MAX_COUNT,
+    ExpertParallel,
     Replica,
     Replicated,
     SequenceParallel,
@@ -50,7 +51,8 @@ class Stage:
     def __post_init__(self) -> None:
         if not isinstance(self.parallelism, _PARALLELISMS):
             what = f"the stage has parallelism {quoted(self.parallelism)}"
-            raise InputError(f"{what}; give TensorParallel, Replicated or SequenceParallel of hexiopt.plan.parallelism")
+            types = "TensorParallel, Replicated, SequenceParallel or ExpertParallel"
+            raise InputError(f"{what}; give {types} of hexiopt.plan.parallelism")
         if type(self.layers) is not tuple:
             make_tuple(self, "layers")
         if type(self.recompute) is not tuple:
@@ -172,6 +174,9 @@ class Pipeline:
                 split = " + ".join(map(str, stage.parallelism.samples(size)))
                 what = f"stage {s} splits micro-batches of {size} sequences into {split}"
                 raise InputError(f"{what}; the samples of its replicas must sum to {size}")
+            if isinstance(stage.parallelism, TensorParallel) and size % stage.parallelism.num_replicas:
+                what = f"stage {s} divides micro-batches of {size} sequences among {stage.parallelism.degrees} devices"
+                raise InputError(f"{what}; choose a micro_batch_size that {stage.parallelism.num_replicas} divides")
         for chunk in range(chunks):
             for s, stage in enumerate(self.stages):
                 first, end = stage.layers[chunk]
@@ -185,13 +190,12 @@ class Pipeline:
         None where these would be no whole numbers of samples."""
         stages, now = [], self.micro_batch_size
         for stage in self.stages:
-            if isinstance(stage.parallelism, Replicated):
-                shares = [divmod(samples * size, now) for samples in stage.parallelism.samples(now)]
-                if any(rest or not samples for samples, rest in shares):
+            parallelism = stage.parallelism
+            if isinstance(parallelism, Replicated | ExpertParallel):
+                shares = [divmod(samples * size, now) for samples in parallelism.shares]
+                if any(rest or bool(n) != bool(s) for s, (n, rest) in zip(parallelism.shares, shares, strict=True)):
                     return None
-                pairs = zip(stage.parallelism.replicas, shares, strict=True)
-                replicas = tuple(replace(replica, samples=samples) for replica, (samples, _) in pairs)
-                stage = replace(stage, parallelism=Replicated(replicas))
+                stage = replace(stage, parallelism=parallelism.with_shares([n for n, _ in shares]))
             stages.append(stage)
         return replace(self, stages=tuple(stages), micro_batch_size=size)
 
@@ -266,8 +270,13 @@ class Sharding:
             for device in (d for pipeline in pipelines for stage in pipeline.stages for d in stage.devices):
                 if listed[device] != 1:
                     return f"device {name(device)} is in {listed[device]} sharding groups; put it into exactly one"
+        uneven = any(isinstance(stage.parallelism, ExpertParallel) for line in pipelines for stage in line.stages)
+        if uneven and self.stage and self.groups != "all":
+            return "sharding groups over stages that share experts unevenly; take groups: all"
         if self.stage < 2:
             return None
+        if uneven:
+            return f"ZeRO-{self.stage} over stages that share experts unevenly; take ZeRO-1"
         if not schedule.lockstep:
             return f"ZeRO-{self.stage} under the {schedule} schedule; take 1f1b or gpipe"
         if any(pipeline.depths for pipeline in pipelines):

@@ -147,9 +147,8 @@ class Layer:
     operators: tuple[LayerOperator, ...]
     kind: LayerKind
 
-    def shard(self, tp: int, vocab_size: int, devices: int | None = None) -> Shard:
-        """The share of the busiest rank if heads, columns and experts are split as evenly as whole ones allow: experts
-        over `devices`, which may be several TP groups, by default one.
+    def shard(self, tp: int, vocab_size: int) -> Shard:
+        """The share of the busiest rank if heads, columns and experts are split as evenly as whole ones allow.
 
         Key-value heads that serve query heads of several ranks are replicated, as groups of recurrences are.
         """
@@ -167,7 +166,7 @@ class Layer:
             shared=ceil(experts.shared / tp) if experts else 0,
             state_heads=ceil(states / tp),
             state_groups=groups_on_rank(states, groups, tp),
-            experts=ceil(experts.count / (devices or tp)) if experts else 0,
+            experts=ceil(experts.count / tp) if experts else 0,
         )
 
     @cached_property

@@ -4,12 +4,14 @@ Tensor parallelism stays inside one machine and one GPU type. A stage holds cons
 interleaved, several ranges (chunks) of nearly equal length. A stage may have replicas, which share the samples of each
 micro-batch. Pipelines have any structure and any number of micro-batches, and one micro-batch size each. Every stage
 has its own recompute policy, or two, the one that stores less on its first layers. Sharding groups are all holders or
-those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; four add one:
+those of a machine. Devices may stay unused. Switches remove freedoms, for ablations and rivals; five add one:
 with `sequence`, a stage may have a sequence layout instead of tensor parallelism (`hexiopt/plan/token_layout.py`) over
 devices of any machines and types, with one recompute policy; with `uneven_chunks`, the ranges of a stage may have any
 lengths; with `split_backward`, backwards may be split where the workload leaves the schedule open; with `depth`, a
-stage may have more or fewer micro-batches in flight than its schedule has. Where one of them is on, oracles decline,
-and with one of the first two only the compute bound holds for the whole space.
+stage may have more or fewer micro-batches in flight than its schedule has; with `uneven_experts`, replicas of a stage
+on any machines and types may share the experts of its layers in any numbers, and devices may hold experts alone. Where
+one of them is on, oracles decline, and with one of the first two or the last only the compute bound holds for the whole
+space.
 
 Other policies per layer, layers recomputed together (`joined`) and stated sharding groups can be priced and checked
 too, but searches do not make them, and no bound or proof speaks of plans that have them.
@@ -46,7 +48,8 @@ class Space(Value):
     are all holders. `sequence`, if True, allows sequence layouts, `uneven_chunks` stages whose layer ranges differ in
     length by more than one layer, or of which a later one is longer, `split_backward` schedules that compute gradients
     of weights later than those of inputs (`zb`, `zb_interleaved`), where the workload does not state one, `depth`
-    stages that have other numbers of micro-batches in flight than their schedule has.
+    stages that have other numbers of micro-batches in flight than their schedule has, `uneven_experts` stages whose
+    replicas share experts (`ExpertParallel`).
     `num_pipelines`, `num_stages` and `max_tp` are the user's constraints (None: no constraint); `exclude` names
     machines or devices (`machine:index`) to leave unused; `memory_headroom` is the share, 0 to 0.5, of the memory that
     a process can allocate on a GPU which plans must leave free, beyond the reserve that the memory model counts.
@@ -69,6 +72,7 @@ class Space(Value):
     uneven_chunks: bool = False
     split_backward: bool = False
     depth: bool = False
+    uneven_experts: bool = False
     num_pipelines: int | None = None
     num_stages: int | None = None
     max_tp: int | None = None
@@ -217,7 +221,8 @@ SWITCHES = (
 EXACT_SWITCHES = ("batch_remainder", "machine_sharding")
 """Further freedoms that other systems' formats lack; searches refuse problems that exclude them."""
 
-MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward", "depth")
-"""Freedoms that are off by default: no proof covers them, and of the first two no bound but that of compute."""
+MORE_FREEDOMS = ("sequence", "uneven_chunks", "split_backward", "depth", "uneven_experts")
+"""Freedoms that are off by default: no proof covers them, and of the first two and the last no bound but that of
+compute."""
 
 BOUNDS = ("num_pipelines", "num_stages", "max_tp", "exclude", "memory_headroom")

@@ -14,7 +14,7 @@ from hexiopt.numbers import coefficients
 from hexiopt.numbers.constants import constants
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu, catalogue, fitted_efficiency
-from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, Machine
 from hexiopt.problem.problem import Problem
@@ -87,7 +87,7 @@ def stage_rows(facts: PlanFacts) -> Iterator[Row]:
             samples = stage.parallelism.samples(pipeline.micro_batch_size)
             for e, (devices, cost) in enumerate(zip(stage.parallelism.executors, priced.executors, strict=True)):
                 key: Hashable = (e, p, s)
-                if not isinstance(stage.parallelism, SequenceParallel):
+                if isinstance(stage.parallelism, TensorParallel | Replicated):
                     shape = stage.num_layers, stage.recompute, (p, s) in others and stage.in_flight
                     key = facts.model.tp_group(devices), shape, cost, samples[e]
                 if key in seen:
@@ -110,7 +110,8 @@ def _time_parts(facts: PlanFacts, p: int, s: int, e: int) -> list[tuple[str, flo
     stage, busy = facts.plan.pipelines[p].stages[s], busy_time(facts.model, facts.plan, facts.cost, p, s, e)
     policies = ", ".join(sorted(set(stage.recompute)))
     sequence, devices = isinstance(stage.parallelism, SequenceParallel), stage.parallelism.executors[e]
-    speed = "" if sequence else f" at {rate(facts.model.tp_group(devices).bandwidth)} GB/s"
+    plain = isinstance(stage.parallelism, TensorParallel | Replicated)
+    speed = f" at {rate(facts.model.tp_group(devices).bandwidth)} GB/s" if plain else ""
     parts = [
         ("outside attention" if sequence else "compute of its layers", busy.layers_s),
         ("attention", busy.attention_s),
@@ -173,8 +174,8 @@ def layer_rows(facts: PlanFacts) -> Iterator[Row]:
     model, seen = facts.model, set()
     for pipeline in facts.plan.pipelines:
         for stage in pipeline.stages:
-            samples = stage.parallelism.samples(pipeline.micro_batch_size) if stage.parallelism.replicas else ()
-            for replica, number in zip(stage.parallelism.replicas, samples, strict=True):
+            for replica in stage.parallelism.replicas:
+                number = replica.samples or pipeline.micro_batch_size
                 tp_group = model.tp_group(replica.devices)
                 if (tp_group, number) in seen:
                     continue

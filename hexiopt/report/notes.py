@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.parallelism import Replicated, TensorParallel
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import clip, join_names, milliseconds, percent, rate
@@ -101,7 +101,7 @@ def _long_context(problem: Problem) -> list[str]:
 def _host(facts: PlanFacts) -> list[str]:
     """A note on the slowest stage of the pipeline that ends last, if its layers are so short that the host may bind."""
     stage, stages = facts.slowest.stage, facts.model.stages
-    if isinstance(stage.parallelism, SequenceParallel):
+    if not isinstance(stage.parallelism, TensorParallel | Replicated):
         return []
     samples = stage.parallelism.samples(facts.plan.pipelines[facts.longest].micro_batch_size)
     loads = [(stages.tp_group(devices), n) for devices, n in zip(stage.parallelism.executors, samples, strict=True)]

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts, StageFacts
@@ -84,6 +84,8 @@ def identical_pipelines(problem: Problem, plan: Plan) -> tuple[tuple[int, ...], 
             case SequenceParallel(groups, order):
                 shares = ((g.tokens, g.heads, tuple(kinds[machine_of[d]] for d in g.devices)) for g in groups)
                 parts += (order, *shares)
+            case ExpertParallel(members):
+                parts += tuple((m.samples, m.experts, tuple(kinds[machine_of[d]] for d in m.devices)) for m in members)
         return parts, stage.layers, stage.recompute, stage.in_flight
 
     groups: dict[Hashable, list[int]] = {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hexiopt.cost.cost import Cost
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, StageParallelism, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
@@ -46,6 +46,9 @@ def renumber(plan: Plan, numbers: Mapping[int, int]) -> Plan:
             case Replicated():
                 replicas = [replace(replica, devices=map_devices(replica.devices)) for replica in parallelism.replicas]
                 parallelism = replace(parallelism, replicas=tuple(replicas))
+            case ExpertParallel():
+                members = [replace(member, devices=map_devices(member.devices)) for member in parallelism.members]
+                parallelism = replace(parallelism, members=tuple(members))
             case SequenceParallel():
                 groups = [replace(group, devices=map_devices(group.devices)) for group in parallelism.groups]
                 parallelism = replace(parallelism, groups=tuple(groups))

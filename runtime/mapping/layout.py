@@ -16,7 +16,7 @@ from hexiopt.cost.executors.communicators import Channels
 from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
@@ -317,6 +317,8 @@ def _executors(
                 yield RankExecutor(
                     p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks
                 )
+        case ExpertParallel():
+            raise AssertionError("models with experts are not trained")
         case never:
             assert_never(never)
 

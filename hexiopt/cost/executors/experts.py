@@ -1,18 +1,22 @@
 """Seconds of the experts of a layer on a device that shares them with others: router, permutation, all-to-all, grouped
 products.
 
-Each of `devices` routes an equal share of the tokens, holds an equal share of the experts whole, and gets the copies of
-tokens that go to these: `expert_load` times the mean on the fullest device.
+A device routes its tokens, holds whole experts, and gets the copies of tokens that go to these: `expert_load` times the
+mean of as many experts on the fullest device.
 """
 
+from collections.abc import Sequence
 from math import ceil, log2
+from typing import NamedTuple
 
 from hexiopt.cost.executors.compute import OperatorTimes
+from hexiopt.cost.executors.network_load import load_of
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.kinds import Experts
+from hexiopt.problem.network import Network
 from hexiopt.problem.workload import Workload
 
 
@@ -21,10 +25,25 @@ def expert_load(workload: Workload, devices: int) -> float:
     return 1.0 if workload.routing == "forced" else min(c.EXPERT_IMBALANCE, float(devices))
 
 
-def expert_rows(part: Experts, workload: Workload, devices: int, micro_batch_size: int) -> float:
-    """Copies of tokens of a micro-batch that come to the fullest of `devices`."""
-    tokens = micro_batch_size * workload.seq_len
-    return expert_load(workload, devices) * tokens * part.top_k / devices
+class ExpertSharing(NamedTuple):
+    """What a device has of the experts of a stage: `devices` share them, which are so many `replicas` of all else and
+    take `samples` of a micro-batch together. It has `held` whole ones of each layer; None: equal parts; `alone`: and
+    nothing else of the stage."""
+
+    devices: int
+    replicas: int
+    samples: int
+    held: int | None = None
+    alone: bool = False
+
+    def count(self, part: Experts) -> int:
+        """Whole experts on the device."""
+        return ceil(part.count / self.devices) if self.held is None else self.held
+
+    def rows(self, part: Experts, workload: Workload) -> float:
+        """Copies of tokens of a micro-batch that come to them, if the device is the fullest."""
+        copies = expert_load(workload, self.devices) * (self.samples * workload.seq_len) * part.top_k
+        return copies / self.devices if self.held is None else copies * self.held / part.count
 
 
 def copies_across(part: Experts, machines: int, to_machines: bool) -> float:
@@ -55,6 +74,56 @@ def exchange_s(
     return max(inside_s, across_s) + c.ALL_TO_ALL_S * log2(group.tp)
 
 
+def uneven_exchange_s(
+    part: Experts,
+    workload: Workload,
+    hidden_size: int,
+    network: Network,
+    shares: Sequence["DeviceShare"],
+    to_machines: bool,
+) -> float:
+    """As `exchange_s`, among devices of any machines with any `shares` [devices] of tokens and experts: until the
+    busiest port of a device and the busiest resource of the network have passed what goes through them."""
+    if len(shares) == 1:
+        return 0.0
+    machines: dict[int, list[DeviceShare]] = {}
+    for share in shares:
+        machines.setdefault(share.machine, []).append(share)
+    experts = {m: sum(share.experts for share in inside) for m, inside in machines.items()}
+    tokens = {m: sum(share.tokens for share in inside) for m, inside in machines.items()}
+    k, count, total = part.top_k, part.count, sum(tokens.values())
+    copy_bytes = expert_load(workload, len(shares)) * part.width(hidden_size) * workload.element_bytes
+    inside_s, transfers = 0.0, list[tuple[int, int, float]]()
+    for m, inside in machines.items():
+        # What comes from other machines arrives at a device of any rank, and goes on inside the machine.
+        hop, from_others = 1 - 1 / len(inside), total - tokens[m]
+        for at, share in enumerate(inside):
+            received = share.experts / count * k * (tokens[m] - share.tokens + hop * from_others)
+            passed_on = k * from_others * experts[m] / count * hop / len(inside)
+            sent = share.tokens * k * (experts[m] - share.experts) / count + passed_on
+            seconds = copy_bytes * max(sent, received) / (share.bandwidth * c.ALL_TO_ALL_OF_RING)
+            inside_s = max(inside_s, seconds)
+            for other, there in machines.items():
+                if other != m and share.tokens and experts[other]:
+                    part_there = experts[other] / count
+                    copies = 1 - (1 - part_there) ** k if to_machines else k * part_there
+                    sent_bytes = copy_bytes * share.tokens * copies
+                    transfers.append((share.device, there[at % len(there)].device, sent_bytes))
+    load_s, _ = load_of(network, transfers, receivers=True)
+    return max(inside_s, max(load_s.values(), default=0.0)) + c.ALL_TO_ALL_S * log2(len(shares))
+
+
+class DeviceShare(NamedTuple):
+    """A device of a stage that shares its experts: its machine, the ring bandwidth of the stage's devices there in
+    bytes/s, the tokens of a micro-batch that it routes, and the whole experts that it holds."""
+
+    device: int
+    machine: int
+    bandwidth: float
+    tokens: float
+    experts: int
+
+
 class ExpertTimes:
     """Forward and backward seconds of a layer's experts on one GPU type."""
 
@@ -64,13 +133,11 @@ class ExpertTimes:
         self._launch_s = gpu.efficiency.launch_s
         self._workload, self._framework, self._hidden = workload, framework, hidden_size
 
-    def seconds(self, part: Experts, devices: int, micro_batch_size: int) -> tuple[float, float]:
-        """Of all but all-to-alls and the router's product, for a micro-batch of `micro_batch_size` sequences."""
+    def seconds(self, part: Experts, routed_tokens: float, sharing: ExpertSharing) -> tuple[float, float]:
+        """Of all but all-to-alls and the router's product, on a device that routes `routed_tokens` of a micro-batch."""
         workload, framework = self._workload, self._framework
-        routed_tokens = float(micro_batch_size * workload.seq_len) / devices
-        rows = expert_rows(part, workload, devices, micro_batch_size)
+        rows, count = sharing.rows(part, workload), sharing.count(part)
         width, inward = part.width(self._hidden), 2 if part.gated else 1
-        count = ceil(part.count / devices)
         shapes = ((width, inward * part.ffn_size), (part.ffn_size, width))
         products_s = [
             sum(self._grouped_s(count, rows, *shape, weights) for shape in shapes) for weights in (False, True)
@@ -89,6 +156,8 @@ class ExpertTimes:
     def _grouped_s(self, count: int, rows: float, width_in: int, width_out: int, of_weights: bool) -> float:
         """Seconds of products of `rows` rows with the matrices of `count` experts in one kernel: tiles at the rate of
         large products, and what must pass the memory beside them; gradients `of_weights` are read and written."""
+        if not count:
+            return 0.0
         tiles = ceil(rows / count / c.TILE_ROWS) * c.TILE_ROWS
         flops = 2.0 * count * tiles * width_in * width_out
         weight_bytes = 2 * self._workload.states.gradient if of_weights else self._workload.element_bytes

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.activations import Activations, MicroBatchShare, mean
 from hexiopt.cost.executors.compute import Amount
-from hexiopt.cost.executors.experts import expert_rows
+from hexiopt.cost.executors.experts import ExpertSharing
 from hexiopt.cost.executors.states import Layers, RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.kinds import Attention
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.operators import LayerShare
+from hexiopt.problem.operators import Layer, LayerShare, Shard
 from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.space import range_lengths, recompute_groups
 from hexiopt.problem.workload import JOINED, Workload
@@ -111,20 +111,24 @@ class MemoryModel:
         tp: int,
         micro_batch_size: int,
         communicator_bytes: float = 0.0,
-        replicas: int = 1,
+        sharing: ExpertSharing | None = None,
     ) -> None:
+        """`micro_batch_size` sequences come to the TP group, none to devices that hold experts alone; `sharing`: what
+        the fullest device has of the experts, by default what equal ranks of the group have."""
         self._workload = workload
         self.communicator_bytes = communicator_bytes
-        tokens = micro_batch_size // replicas * workload.seq_len
-        parameters = Parameters(model, workload)
-        self.rank_states = RankStates.of(parameters, tp, replicas)
-        self.sharded_states = RankStates.of(parameters, tp, replicas, True) if replicas > 1 else self.rank_states
+        tokens, replicas = micro_batch_size * workload.seq_len, 1 if sharing is None else sharing.replicas
+        parameters, sharing = Parameters(model, workload), sharing or ExpertSharing(tp, 1, micro_batch_size)
         layers = [model.layer_of(kind) for kind in model.kinds]
-        shards = [layer.shard(tp, model.vocab_size, tp * replicas) for layer in layers]
+        shards = [_shard(layer, tp, model.vocab_size, sharing) for layer in layers]
+        self.rank_states = RankStates.of(parameters, shards, 1, sharing.alone)
+        self.sharded_states = self.rank_states
+        if replicas > 1:
+            self.sharded_states = RankStates.of(parameters, shards, replicas, sharing.alone)
         share = MicroBatchShare(
-            between=float(micro_batch_size // replicas * tokens_between(workload, tp)),
+            between=float(micro_batch_size * tokens_between(workload, tp)),
             tokens=float(tokens),
-            positions=float(workload.seq_len),
+            positions=0.0 if sharing.alone else float(workload.seq_len),
             attended=float(tokens),
             heads=0.0,
             kv_heads=0.0,
@@ -139,7 +143,7 @@ class MemoryModel:
         of_kind = list[Activations[float]]()
         for layer, its_shard in zip(layers, shards, strict=True):
             attention, experts = layer.kind.attention, layer.kind.experts
-            rows = 0.0 if experts is None else expert_rows(experts, workload, tp * replicas, micro_batch_size)
+            rows = 0.0 if experts is None else sharing.rows(experts, workload)
             its_share = replace(
                 share,
                 heads=float(its_shard.heads),
@@ -439,6 +443,12 @@ def transient(
         logits = held * sizes.loss + sizes.logits
     reserve = c.FRAGMENTATION * (activations + logits + sizes.buffers)
     return activations, logits, sizes.buffers, communicators, reserve
+
+
+def _shard(layer: Layer, tp: int, vocab_size: int, sharing: ExpertSharing) -> Shard:
+    """The share of a layer on the fullest rank."""
+    shard = Shard(0, 0, 0, 0, 1) if sharing.alone else layer.shard(tp, vocab_size)
+    return shard if layer.kind.experts is None else shard._replace(experts=sharing.count(layer.kind.experts))
 
 
 def _uneven_kv_copies(attention: Attention, tp: int) -> int:

@@ -7,13 +7,14 @@ parallelism each receiver takes a whole copy from one sender, as in Megatron-LM
 device that has it in one stage to the device that has it in the next.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from hexiopt.cost.executors.network_load import PlacedMessage, Route, load_of
 from hexiopt.memo import Memo
 from hexiopt.plan.messages import Message
-from hexiopt.plan.parallelism import SequenceParallel, TokenLayout
+from hexiopt.plan.parallelism import Devices, ExpertParallel, SequenceParallel, TokenLayout
 from hexiopt.plan.token_layout import token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -33,6 +34,8 @@ def token_transfers(
     senders: TokenLayout, receivers: TokenLayout, divided: bool = True
 ) -> Iterable[tuple[int, int, float]]:
     """(sending device, receiving device, share of the message); `divided` if TP groups have sequence parallelism."""
+    if isinstance(senders, ExpertParallel) or isinstance(receivers, ExpertParallel):
+        return _between_replicas(_parts(senders), _parts(receivers), divided)
     if not isinstance(senders, SequenceParallel) and not isinstance(receivers, SequenceParallel):
         if not divided:
             return [(senders[j * len(senders) // len(receivers)], to, 1.0) for j, to in enumerate(receivers)]
@@ -52,7 +55,28 @@ def token_transfers(
     return [(a, b, float(tokens / seq_len)) for (a, b), tokens in shares.items()]
 
 
-def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int]]:
+_Parts = list[tuple[float, float, Sequence[int]]]
+
+
+def _parts(layout: TokenLayout) -> _Parts:
+    """[start, end) of the samples of a message, and the devices that divide each of them in rank order."""
+    if not isinstance(layout, ExpertParallel):
+        return [(0.0, 1.0, layout.devices if isinstance(layout, SequenceParallel) else layout)]
+    ends = [0, *accumulate(layout.shares)]
+    spans = zip(pairwise(ends), layout.members, strict=True)
+    return [(a / ends[-1], b / ends[-1], member.devices) for (a, b), member in spans if b > a]
+
+
+def _between_replicas(senders: _Parts, receivers: _Parts, divided: bool) -> Iterator[tuple[int, int, float]]:
+    """As `token_transfers`, where replicas have samples of their own."""
+    for first, end, here in senders:
+        for low, high, there in receivers:
+            if (common := min(end, high) - max(first, low)) > 0:
+                for sender, receiver, share in token_transfers(tuple(here), tuple(there), divided):
+                    yield sender, receiver, common * share
+
+
+def _owners(layout: Devices | SequenceParallel, seq_len: int) -> list[tuple[Fraction | int, int]]:
     """(end of a run of tokens, device that has it), along the sequence."""
     if not isinstance(layout, SequenceParallel):
         return [(Fraction(seq_len * (k + 1), len(layout)), device) for k, device in enumerate(layout)]
@@ -68,7 +92,7 @@ def _owners(layout: TokenLayout, seq_len: int) -> list[tuple[Fraction | int, int
 def route(cluster: Cluster, senders: TokenLayout, receivers: TokenLayout, *, divided: bool = True) -> Route:
     """The route from one stage to the next; `divided` as of `token_transfers`."""
     # Between equal parts only the sender's port is charged; unequal ones may load one receiver more than any sender.
-    unequal = isinstance(senders, SequenceParallel) or isinstance(receivers, SequenceParallel)
+    unequal = not (isinstance(senders, tuple) and isinstance(receivers, tuple))
     load, crossings = load_of(cluster.network, token_transfers(senders, receivers, divided), receivers=unequal)
     shared = tuple([part for part in load.items() if part[0] >= 0])
     port_s_per_byte = max([seconds for resource, seconds in load.items() if resource < 0], default=0.0)

@@ -5,7 +5,7 @@ Results that recur are memoised: layers by class of TP groups, routes by their e
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from operator import mul
@@ -24,7 +24,9 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
+from hexiopt.cost.executors.expert_parallel import ExpertParallelStage
+from hexiopt.cost.executors.experts import ExpertSharing, ExpertTimes, exchange_s
+from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
@@ -38,14 +40,13 @@ from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import Framework, default_framework
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.messages import TRAINING
-from hexiopt.plan.parallelism import Replicated, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Stage
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Measured, Shape
 from hexiopt.problem.space import Recompute
-from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight, holding
 from hexiopt.schedules.split import Footprint
 
@@ -84,22 +85,18 @@ class _LayoutStage(NamedTuple):
     contention: Contention
 
 
+class _ExpertStage(NamedTuple):
+    group: ExpertParallel
+    layers: tuple[tuple[int, int], ...]
+    recompute: Recompute
+    place: StagePlace
+    holders: tuple[tuple[float, ...], ...]
+
+
 class _LayoutKey(NamedTuple):
     layout: SequenceParallel
     micro_batch_size: int
     shared: Contention
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its full
-    recompute, and of attention alone; and the seconds of the host for a pass."""
-
-    forward_s: float
-    backward_s: float
-    recompute_s: float
-    attention_s: float
-    host_s: float = 0.0
 
 
 def framework_of(problem: Problem, framework: Framework | None = None) -> Framework:
@@ -128,10 +125,13 @@ class StageModel:
         self._weights = Memo(self._time_weights)
         self._clocks = Memo(self._new_clock)
         self._quantization = Memo(self._time_quantization)
-        self._memory_models = Memo(self._new_memory_model)
+        self.memory_models = Memo(self._new_memory_model)  # by GPU type, TP degree, samples, and what has which experts
+        self.expert_times = Memo(self._new_expert_times)  # by GPU type
         self._sequence_stages = Memo(self._new_sequence_stage, 4096)
         self._group_costs = Memo(self._price_group, _MEMO_SIZE)
         self._layout_costs = Memo(self._price_layout, _MEMO_SIZE)
+        self._expert_stages = Memo(partial(ExpertParallelStage, self), 4096)
+        self._expert_costs = Memo(self._price_experts, _MEMO_SIZE)
         self._links = LinkTable(cluster)
 
     def tp_group(self, devices: tuple[int, ...]) -> TpGroup:
@@ -174,17 +174,25 @@ class StageModel:
         degrees = [t for t in range(1, devices + 1) if devices % t == 0 and micro_batch_size % (devices // t) == 0]
         return [self.tp_groups.with_degree(tp_group, t) for t in degrees if t <= heads or t == devices]
 
-    def _layer(self, tp_group: TpGroup, micro_batch_size: int, number: int) -> "_Layer":
+    def _layer(self, tp_group: TpGroup, micro_batch_size: int, number: int) -> LayerTimes:
         """Of a layer of kind `number` of the model."""
+        size = micro_batch_size // tp_group.replicas
+        times, experts = self.layer_apart(tp_group, size, number), self.problem.model.kinds[number].experts
+        if experts is None or self.measurement(tp_group, micro_batch_size) is not None:
+            return times
+        return times.with_experts(*self._experts_s(experts, tp_group, micro_batch_size))
+
+    def layer_apart(self, tp_group: TpGroup, size: int, number: int) -> LayerTimes:
+        """Of a layer of kind `number` of the model, its experts aside, for the `size` sequences of a replica."""
         problem, framework, context = self.problem, self.framework, self.context
         model, workload, tp = problem.model, problem.workload, tp_group.degree
-        size, layer = micro_batch_size // tp_group.replicas, model.layer_of(model.kinds[number])
+        layer = model.layer_of(model.kinds[number])
         compute = layer_compute(layer, workload, tp_group.gpu, tp, size, framework, context.degree if context else 1)
-        measured = self.measurement(tp_group, micro_batch_size)
+        measured = self.measurement(tp_group, size * tp_group.replicas)
         if measured is not None:
             forward_s, backward_s = measured.layer
-            return _Layer(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
-        collective_s = framework.tp_exposed * self._collective_s(tp_group, micro_batch_size)
+            return LayerTimes(forward_s, backward_s, forward_s, min(compute.attention_s, forward_s))
+        collective_s = framework.tp_exposed * self._collective_s(tp_group, size)
         kind = layer.kind
         # Around what mixes tokens, and around what TP divides of what mixes channels.
         blocks = bool(kind.mixers) + (kind.dense is not None or (kind.experts is not None and kind.experts.shared > 0))
@@ -197,20 +205,18 @@ class StageModel:
             tokens = float(size * workload.seq_len)
             extra_s = adapter_times(model, workload.adapters, clock, shard, tokens, token_bytes)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
-        if kind.experts is not None:
-            extra_s = self._experts_s(kind.experts, tp_group, micro_batch_size)
-            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         if context is not None:
             extra_s = context.extra_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         recompute_s = forward_s - (compute.last_product_s + collective_s if framework.recompute_stops_early else 0.0)
-        return _Layer(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
+        return LayerTimes(forward_s, backward_s, recompute_s, compute.attention_s, framework.layer_host_s)
 
     def _experts_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> tuple[float, float]:
         """Forward and backward seconds of experts, the all-to-alls to them and back included."""
         workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
-        times = ExpertTimes(tp_group.gpu, workload, framework, hidden)
-        forward_s, backward_s = times.seconds(part, tp_group.tp, micro_batch_size)
+        sharing = ExpertSharing(tp_group.tp, tp_group.replicas, micro_batch_size)
+        routed_tokens = float(micro_batch_size * workload.seq_len) / tp_group.tp
+        forward_s, backward_s = self.expert_times[tp_group.gpu.name].seconds(part, routed_tokens, sharing)
         there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
         both_s = 2 * framework.exchange_exposed * there_s
         return forward_s + both_s, backward_s + both_s
@@ -229,11 +235,7 @@ class StageModel:
             kinds_s = [self.layer_s(tp_group, micro_batch_size, policy, k) for k in range(len(shares))]
             forward_s, backward_s = (sum(map(mul, shares, column)) for column in zip(*kinds_s, strict=True))
             return forward_s, backward_s
-        times = self._layer(tp_group, micro_batch_size, kind or 0)
-        # Of layers recomputed together only the last may stop early; the sum is the same for any of them.
-        again_s = {"none": 0.0, "selective": times.attention_s, "full": times.recompute_s, JOINED: times.forward_s}
-        host_s = times.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
-        return max(times.forward_s, times.host_s), max(times.backward_s + again_s[policy], host_s)
+        return self._layer(tp_group, micro_batch_size, kind or 0).under(policy)
 
     def layer_weights_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
         """Seconds of a layer's backward that make gradients of its weights: a product for each of the forward, and
@@ -249,7 +251,7 @@ class StageModel:
         late_s = (c.GEMM_BACKWARD_PASSES - 1) * (dense.gemms_before_s + dense.gemms_after_s)
         if framework.sequence_parallel:
             gathers = c.TP_BACKWARD_COLLECTIVES - c.TP_FORWARD_COLLECTIVES
-            late_s += gathers * framework.tp_exposed * self._collective_s(tp_group, size)
+            late_s += gathers * framework.tp_exposed * self._collective_s(tp_group, size // tp_group.replicas)
         _, backward_s = self.layer_s(tp_group, size, "none")
         measurement = self.measurement(tp_group, size)
         if measurement is not None:  # the share of a whole backward is that of the model
@@ -285,8 +287,8 @@ class StageModel:
         # One collective each way: the embedding's sums are scattered, the head's input is gathered. Without sequence
         # parallelism sums are all-reduced, the embedding's in the forward and the head's in the backward: equally long
         # in total.
-        extra_s = self._collective_s(tp_group, micro_batch_size)
         size = micro_batch_size // tp_group.replicas
+        extra_s = self._collective_s(tp_group, size)
         embedding = embedding_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head_compute(model, workload, tp_group.gpu, tp_group.degree, size)
         head = head.then(self._further_compute(tp_group, micro_batch_size, head))
@@ -310,13 +312,14 @@ class StageModel:
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""
         cell = self.cell(tp_group, micro_batch_size)
-        return self._memory_models[cell.gpu.name, cell.degree, micro_batch_size, cell.replicas]
+        sharing = None if cell.replicas == 1 else ExpertSharing(cell.tp, cell.replicas, micro_batch_size)
+        return self.memory_models[cell.gpu.name, cell.degree, micro_batch_size // cell.replicas, sharing]
 
-    def _new_memory_model(self, key: tuple[str, int, int, int]) -> MemoryModel:
-        (name, tp, micro_batch_size, replicas), problem = key, self.problem
+    def _new_memory_model(self, key: tuple[str, int, int, ExpertSharing | None]) -> MemoryModel:
+        (name, tp, size, sharing), problem = key, self.problem
         gpu = self.tp_groups.gpus[name]
-        reserved = self.communicators.least_bytes(gpu, tp * replicas)
-        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved, replicas)
+        reserved = self.communicators.least_bytes(gpu, tp if sharing is None else sharing.devices)
+        return MemoryModel(problem.model, problem.workload, gpu, tp, size, reserved, sharing)
 
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
@@ -387,17 +390,20 @@ class StageModel:
                 return tuple(
                     [
                         self._group_costs[
-                            _GroupStage(self._whole_group(devices), layers, stage.recompute, samples, place, spread)
+                            _GroupStage(self.whole_group(devices), layers, stage.recompute, samples, place, spread)
                         ]
                         for devices, samples, spread in zip(
                             groups.executors, groups.samples(micro_batch_size), holders, strict=True
                         )
                     ]
                 )
+            case ExpertParallel() as group:
+                shared = _ExpertStage(group, stage.layers, stage.recompute, place, tuple(holders))
+                return (self._expert_costs[shared],)
             case never:
                 assert_never(never)
 
-    def _whole_group(self, devices: tuple[int, ...]) -> TpGroup:
+    def whole_group(self, devices: tuple[int, ...]) -> TpGroup:
         """The class of a TP group whose devices all divide each head's work."""
         return self.tp_groups.with_degree(self.tp_groups.of(devices), len(devices))
 
@@ -419,7 +425,7 @@ class StageModel:
         together = most_together(ranges)
         num_layers: Layers
         if len(self.problem.model.kinds) > 1:
-            kinds = [self._by_kind(span, policies) for span, policies in zip(layers, ranges, strict=True)]
+            kinds = [self.count_by_kind(span, policies) for span, policies in zip(layers, ranges, strict=True)]
             chunk_s = [self._stage_of_kinds_s(tp_group, row, *at, samples) for row, at in zip(kinds, ends, strict=True)]
             memory = model.stage_of_kinds(kinds, first, last, in_flight, sharding, together)
             num_layers = tuple([sum([counts.total() for counts in column]) for column in zip(*kinds, strict=True)])
@@ -438,12 +444,12 @@ class StageModel:
                 self.problem.model, tp_group.tp, self.ends_s(tp_group, samples), layer_s, layer_policies, first, last
             )
         message_s = (2 * len(lengths) - first - last) * self.quantization_s(tp_group, samples)
-        copy = self._copy(memory, tp_group, num_layers, first, last, sharding)
+        copy = self.copy_of(model, memory, tp_group.gpu, num_layers, (first, last), sharding)
         forward_s, _ = self.layer_s(tp_group, samples, recompute[0])
         forwards = ForwardLayers(sum(lengths), forward_s, together)
         return ExecutorCost(tuple(chunk_s), (copy,) * tp_group.replicas, units, message_s, layers=forwards)
 
-    def _by_kind(self, layers: tuple[int, int], policies: Recompute) -> list[Counter[str]]:
+    def count_by_kind(self, layers: tuple[int, int], policies: Recompute) -> list[Counter[str]]:
         """The number of layers of each kind and policy in a range of layers [kinds]."""
         depth, (start, end) = self.problem.model.depth, layers
         by_layer = policies * (end - start) if len(policies) == 1 else policies
@@ -477,12 +483,12 @@ class StageModel:
         message_bytes = stage.memory.activations.message.tolist()
         copies = tuple(
             [
-                self._copy(
+                self.copy_of(
+                    self.memory_model(alone[k], 1),
                     memories[shards][k].with_buffers(queued * message_bytes[k]),
-                    alone[k],
+                    alone[k].gpu,
                     len(policies),
-                    first,
-                    last,
+                    (first, last),
                     shards,
                 )
                 for k, shards in enumerate(map(spread.__getitem__, holders))
@@ -495,6 +501,22 @@ class StageModel:
         layers = ForwardLayers(len(policies), stage.layer_s(policies[0])[0], most_together([policies]))
         return ExecutorCost((stage.stage_s(policies, first, last),), copies, units, message_s, layers=layers)
 
+    def _new_expert_times(self, gpu: str) -> ExpertTimes:
+        problem = self.problem
+        return ExpertTimes(self.tp_groups.gpus[gpu], problem.workload, self.framework, problem.model.hidden_size)
+
+    def expert_stage(self, group: ExpertParallel) -> "ExpertParallelStage":
+        """The times and bytes of a stage whose replicas share experts."""
+        return self._expert_stages[group]
+
+    def _price_experts(self, key: _ExpertStage) -> ExecutorCost:
+        group, layers, recompute, place, holders = key
+        ranges = [recompute] * len(layers)
+        if len(recompute) > 1:
+            ranges = [recompute[at:to] for at, to in pairwise([0, *accumulate(end - start for start, end in layers)])]
+        counts = [self.count_by_kind(span, policies) for span, policies in zip(layers, ranges, strict=True)]
+        return self.expert_stage(group).cost(counts, most_together(ranges), recompute[0], place, holders)
+
     def clock(self, gpu: Gpu) -> OperatorTimes:
         """The seconds of operators on a GPU of the cluster."""
         return self._clocks[gpu.name]
@@ -502,23 +524,36 @@ class StageModel:
     def _new_clock(self, gpu: str) -> OperatorTimes:
         return OperatorTimes(self.tp_groups.gpus[gpu], self.problem.workload.precision)
 
-    def _copy(
-        self, memory: Memory, tp_group: TpGroup, num_layers: Layers, first: bool, last: bool, shards: StateSharding
+    def copy_of(
+        self,
+        model: MemoryModel,
+        memory: Memory,
+        gpu: Gpu,
+        num_layers: Layers,
+        ends: tuple[bool, bool],
+        shards: StateSharding,
     ) -> ParameterCopy:
-        params = self.memory_model(tp_group, tp_group.replicas).num_params(num_layers, first, last)
-        optimizer_s = self.optimizer_s(tp_group, num_layers, first, last, shards)
+        """A parameter copy with `memory` on a GPU, of so many layers of a stage whose states are sharded; `ends`:
+        whether the stage is first, and last."""
+        params, clock = model.num_params(num_layers, *ends), self._clocks[gpu.name]
+        optimizer_s = self._step_s(model, gpu, num_layers, ends, shards)
         converted = params * self.problem.workload.quantization_bytes(shards.stage)
-        quantization_s = self._clocks[tp_group.gpu.name].memory_s(converted) if converted else 0.0
-        return ParameterCopy(memory, tp_group.gpu.usable_memory_bytes, params, optimizer_s, quantization_s)
+        quantization_s = clock.memory_s(converted) if converted else 0.0
+        return ParameterCopy(memory, gpu.usable_memory_bytes, params, optimizer_s, quantization_s)
 
     def optimizer_s(
         self, tp_group: TpGroup, num_layers: Layers, first: bool, last: bool, shards: StateSharding
     ) -> float:
         """Seconds of the optimizer step of a stage of so many mean layers, or layers of each kind: memory traffic, and
         products of whole matrices where the optimizer has any."""
-        clock, memory = self._clocks[tp_group.gpu.name], self.memory_model(tp_group, tp_group.replicas)
-        states = memory.sharded_states if shards.stage else memory.rank_states
-        seconds = clock.memory_s(states.step_bytes.stage(num_layers, first, last) / shards.spread)
+        memory = self.memory_model(tp_group, tp_group.replicas)
+        return self._step_s(memory, tp_group.gpu, num_layers, (first, last), shards)
+
+    def _step_s(
+        self, model: MemoryModel, gpu: Gpu, num_layers: Layers, ends: tuple[bool, bool], shards: StateSharding
+    ) -> float:
+        clock, states = self._clocks[gpu.name], model.sharded_states if shards.stage else model.rank_states
+        seconds = clock.memory_s(states.step_bytes.stage(num_layers, *ends) / shards.spread)
         count = num_layers if isinstance(num_layers, int) else sum(num_layers)
         return seconds + count * products_s(self.problem.parameters, clock.gemm_s)
 
@@ -526,10 +561,10 @@ class StageModel:
         """Free the memory of the prices of whole stages; layers, routes and memory models stay."""
         self._group_costs.clear()
         self._layout_costs.clear()
+        self._expert_costs.clear()
 
-    def _collective_s(self, tp_group: TpGroup, micro_batch_size: int) -> float:
+    def _collective_s(self, tp_group: TpGroup, size: int) -> float:
         model, workload = self.problem.model, self.problem.workload
-        size = micro_batch_size // tp_group.replicas
         gathered = float(size * workload.seq_len * model.hidden_size * workload.element_bytes)
         copies = self.framework.tp_copies
         collective_s = ring_collective_s(gathered, tp_group.degree, tp_group.bandwidth, tp_group.latency_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import add, attrgetter, mul
 from typing import NamedTuple
 
-from hexiopt.problem.operators import HOLDERS, ParameterGroup, Split
+from hexiopt.problem.operators import HOLDERS, ParameterGroup, Shard, Split
 from hexiopt.problem.parameters import Parameters
 
 Layers = int | tuple[int, ...]
@@ -75,22 +75,28 @@ class RankStates:
     step_bytes: ByUnit
 
     @classmethod
-    def of(cls, parameters: Parameters, tp: int, replicas: int = 1, sharded: bool = False) -> "RankStates":
-        """The states on the fullest rank of `replicas` TP groups of `tp` devices that share experts; `sharded`: ZeRO
-        spreads them."""
-        model = parameters.model
-        shards = [model.layer_of(kind).shard(tp, model.vocab_size, tp * replicas) for kind in model.kinds]
-        shares = model.weight_of_kinds
+    def of(
+        cls, parameters: Parameters, shards: Sequence[Shard], replicas: int = 1, experts_alone: bool = False
+    ) -> "RankStates":
+        """The states on a rank that holds `shards` of layers [kinds], of experts alone or of all; ZeRO spreads those
+        of experts over so many `replicas` fewer."""
+        shares = parameters.model.weight_of_kinds
 
         def by_unit(split: Callable[[ParameterGroup], Split], of_experts: int = 1) -> ByUnit:
             rows = parameters.trained_groups
-            amounts = [float(split(row).on(shards[row.kind])) * (of_experts if row.experts else 1) for row in rows]
+            amounts = [
+                float(split(row).on(shards[row.kind])) * (of_experts if row.experts else not experts_alone)
+                for row in rows
+            ]
             return ByUnit.of(zip(rows, amounts, strict=True), shares)
 
         params = by_unit(attrgetter("split"))
-        spread = by_unit(attrgetter("split"), replicas) if sharded else params
+        spread = by_unit(attrgetter("split"), replicas) if replicas > 1 else params
         layer, ends = parameters.workload.states, parameters.end_states
-        frozen = [(row.group, row.bytes_on(shards[row.group.kind])) for row in parameters.frozen_groups]
+        frozen = [
+            (row.group, row.bytes_on(shards[row.group.kind]) * (row.group.experts or not experts_alone))
+            for row in parameters.frozen_groups
+        ]
         return cls(
             params=params,
             spread=spread,

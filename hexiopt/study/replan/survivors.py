@@ -10,7 +10,7 @@ from math import gcd
 
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
-from hexiopt.plan.parallelism import Replica, SequenceParallel
+from hexiopt.plan.parallelism import ExpertParallel, Replica, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, recompute_policies
@@ -140,8 +140,8 @@ def _survivor(
     pipeline: Pipeline, problem: Problem, numbers: Mapping[int, int], leaner: _Leaner, single_range: bool
 ) -> Pipeline | None:
     """A pipeline without lost devices, which recomputes all where `leaner` says, with one layer range a stage if
-    `single_range`; None where no device of it is left, or where it divides tokens and lost any."""
-    if any(isinstance(stage.parallelism, SequenceParallel) for stage in pipeline.stages):
+    `single_range`; None where no device of it is left, or where it divides tokens or states experts and lost any."""
+    if any(isinstance(stage.parallelism, SequenceParallel | ExpertParallel) for stage in pipeline.stages):
         whole = all(device in numbers for stage in pipeline.stages for device in stage.devices)
         return pipeline if whole else None
     machines, machine_of = problem.cluster.machines, problem.cluster.machine_of

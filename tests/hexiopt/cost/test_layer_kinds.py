@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s
-from hexiopt.cost.executors.experts import expert_rows
+from hexiopt.cost.executors.experts import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.holdings import Holdings, parameter_holders
@@ -34,7 +34,7 @@ def _plan(*stages: tuple[Sequence[int], int, tuple[int, int]], pipelines: int = 
         )
         for p in range(pipelines)
     ]
-    return Plan(tuple(Pipeline(line, 8 // pipelines, 2) for line in lines), ONE_F_ONE_B, Sharding(zero))
+    return Plan(tuple(Pipeline(line, 4 // pipelines, 4) for line in lines), ONE_F_ONE_B, Sharding(zero))
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.integers(1, 5), st.data())
@@ -113,8 +113,8 @@ def test_rings_of_replicas() -> None:
 def test_rows_of_experts(routing: str) -> None:
     work = replace(WORK, routing=routing)
     load = c.EXPERT_IMBALANCE if routing == "natural" else 1.0
-    assert expert_rows(EXPERTS, work, 4, 2) == pytest.approx(load * 2 * 1024 * 2 / 4)
-    assert expert_rows(EXPERTS, work, 1, 2) == 2 * 1024 * 2
+    assert ExpertSharing(4, 2, 2).rows(EXPERTS, work) == pytest.approx(load * 2 * 1024 * 2 / 4)
+    assert ExpertSharing(1, 1, 2).rows(EXPERTS, work) == 2 * 1024 * 2
 
 
 def test_degree_left_open_is_the_fastest() -> None:

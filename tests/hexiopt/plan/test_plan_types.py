@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a stage of devices alone": (
         lambda: Stage((0, 1), ((0, 30),)),  # type: ignore[arg-type]
-        "the stage has parallelism (0, 1); give TensorParallel, Replicated or SequenceParallel of "
+        "the stage has parallelism (0, 1); give TensorParallel, Replicated, SequenceParallel or ExpertParallel of "
         "hexiopt.plan.parallelism",
     ),
     "no policy": (

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from experiments.validation.expert_models import expert_model
 from hexiopt import Cluster
 from hexiopt.cost.executors.compute import OperatorTimes
-from hexiopt.cost.executors.experts import ExpertTimes, copies_across, exchange_s, expert_load
+from hexiopt.cost.executors.experts import ExpertSharing, ExpertTimes, copies_across, exchange_s, expert_load
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.numbers import coefficients as c
-from hexiopt.numbers.frameworks import frameworks
+from hexiopt.numbers.frameworks import Framework, frameworks
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.workload import Workload
@@ -27,6 +27,12 @@ PLAIN, FUSED = frameworks()["megatron_moe_2026"], frameworks()["megatron_moe_202
 
 def group(devices: int, machines: int = 1, bandwidth: float = 1e11, across: float = 1e10) -> TpGroup:
     return TpGroup(GPU, devices, bandwidth, 0.0, 1, machines, across)
+
+
+def seconds(framework: Framework, devices: int) -> tuple[float, float]:
+    """Of one sequence for each device."""
+    times = ExpertTimes(GPU, FORCED, framework, HIDDEN)
+    return times.seconds(PART, 4096.0, ExpertSharing(devices, devices, devices))
 
 
 def test_products_permutation_and_activation_by_hand() -> None:
@@ -45,13 +51,13 @@ def test_products_permutation_and_activation_by_hand() -> None:
     permute_s = (2 * tokens + 4 * rows) * HIDDEN * 2 / (0.5 * GPU.hbm_bytes_per_s) + 4 * GPU.efficiency.launch_s
     activation_s = clock.memory_s(PLAIN.memory_traffic * rows * 3 * 768 * 2, 2)
     router_s = clock.memory_s(tokens * 128 * 24, 8)
-    there_s, back_s = ExpertTimes(GPU, FORCED, PLAIN, HIDDEN).seconds(PART, devices, devices)
+    there_s, back_s = seconds(PLAIN, devices)
     assert there_s == pytest.approx(forward_s + permute_s + activation_s + router_s, rel=1e-12)
     assert back_s == pytest.approx(forward_s + weights_s + permute_s + 2 * (activation_s + router_s), rel=1e-12)
 
 
 def test_what_is_fused_is_a_share_of_permutation_and_activation() -> None:
-    plain, fused = (ExpertTimes(GPU, FORCED, framework, HIDDEN).seconds(PART, 8, 8) for framework in (PLAIN, FUSED))
+    plain, fused = (seconds(framework, 8) for framework in (PLAIN, FUSED))
     rows, hbm = 4096.0 * 8, GPU.hbm_bytes_per_s
     permute_s = (2 * 4096.0 + 4 * rows) * HIDDEN * 2 / (0.5 * hbm)
     activation_s = OperatorTimes(GPU, "bf16").memory_s(PLAIN.memory_traffic * rows * 3 * 768 * 2, 2)

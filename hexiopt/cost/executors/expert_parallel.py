@@ -1,0 +1,190 @@
+"""Seconds and bytes of a stage whose replicas, on any machines and GPU types, share the experts of each layer.
+
+A layer with experts is phases, and in each phase all wait for the slowest: what mixes tokens and dense parts on the
+replicas, copies of tokens to experts, the experts, copies back. Layers without experts wait at the next exchange, and
+are priced as if they waited at their ends, which is never less. Devices that hold experts alone take part in the
+exchanges and compute their experts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+from hexiopt.cost.executors.compute import ComputeTimes
+from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy
+from hexiopt.cost.executors.experts import DeviceShare, ExpertSharing, ExpertTimes, uneven_exchange_s
+from hexiopt.cost.executors.layer_times import LayerTimes
+from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
+from hexiopt.cost.executors.states import Layers
+from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
+from hexiopt.errors import InputError
+from hexiopt.memo import Memo
+from hexiopt.numbers.frameworks import Framework
+from hexiopt.numbers.gpus import Gpu
+from hexiopt.plan.parallelism import ExpertParallel
+from hexiopt.problem.kinds import Experts
+from hexiopt.problem.problem import Problem
+from hexiopt.schedules.in_flight import InFlight
+
+LayerCounts = Sequence[Counter[str]]  # of each kind, the number of layers of each recompute policy
+
+
+class StageParts(Protocol):
+    """What is asked about single TP groups, sequences and GPUs: a `StageModel`."""
+
+    problem: Problem
+    framework: Framework
+    tp_groups: TpGroups
+    memory_models: Memo[tuple[str, int, int, ExpertSharing | None], MemoryModel]
+    expert_times: Memo[str, ExpertTimes]
+
+    def whole_group(self, devices: tuple[int, ...]) -> TpGroup: ...
+    def layer_apart(self, tp_group: TpGroup, size: int, number: int) -> LayerTimes: ...
+    def ends_s(self, tp_group: TpGroup, micro_batch_size: int) -> tuple[ComputeTimes, ComputeTimes]: ...
+    def quantization_s(self, tp_group: TpGroup, micro_batch_size: int) -> float: ...
+    def copy_of(
+        self,
+        model: MemoryModel,
+        memory: Memory,
+        gpu: Gpu,
+        num_layers: Layers,
+        ends: tuple[bool, bool],
+        shards: StateSharding,
+    ) -> ParameterCopy: ...
+
+
+class ExpertParallelStage:
+    """A stage whose replicas share experts. Raises InputError for models that predict further tokens, whose layers
+    after the last stage's are not shared."""
+
+    def __init__(self, parts: StageParts, group: ExpertParallel) -> None:
+        model = parts.problem.model
+        if model.extra_layers:
+            raise InputError(
+                f"plan: stages of {model.name} that state experts have no price, as the model predicts further tokens; "
+                "plan with space.uneven_experts=false"
+            )
+        self._parts, self._group = parts, group
+        self._replicas = [(parts.whole_group(m.devices), m.samples) for m in group.members if m.samples]
+        self._devices = _device_shares(parts, group)
+        sharing = ExpertSharing(len(self._devices), len(self._replicas), group.num_samples)
+        self._sharing = [sharing._replace(held=share.experts) for share in self._devices]
+        columns = group.parameter_copies, group.samples_of_copies, group.experts_of_copies
+        self._copies = [  # of each copy its GPU, TP degree, samples and experts
+            (
+                parts.tp_groups.of(devices[:1]).gpu,
+                len(devices),
+                samples,
+                sharing._replace(held=held, alone=not samples),
+            )
+            for devices, samples, held in zip(*columns, strict=True)
+        ]
+        self._layers, self._exchanges = Memo(self._time_layer), Memo(self._time_exchange)
+
+    def layer_s(self, kind: int, policy: str) -> tuple[float, float]:
+        """Forward and backward seconds of a layer of a kind for one micro-batch."""
+        return self._layers[kind, policy]
+
+    def _time_layer(self, key: tuple[int, str]) -> tuple[float, float]:
+        (kind, policy), experts = key, self._parts.problem.model.kinds[key[0]].experts
+        apart = [self._parts.layer_apart(cell, samples, kind) for cell, samples in self._replicas]
+        experts_s = (0.0, 0.0) if experts is None else self._experts_s(experts)
+        both_s = self.exchange_s(kind)
+        times = [times.with_experts(experts_s[0] + both_s, experts_s[1] + both_s).under(policy) for times in apart]
+        return max(forward_s for forward_s, _ in times), max(backward_s for _, backward_s in times)
+
+    def exchange_s(self, kind: int) -> float:
+        """Seconds of both all-to-alls of a pass through a layer of a kind; 0 where it has no experts."""
+        return self._exchanges[kind]
+
+    def _time_exchange(self, kind: int) -> float:
+        problem, framework = self._parts.problem, self._parts.framework
+        model, part = problem.model, problem.model.kinds[kind].experts
+        if part is None:
+            return 0.0
+        network, to_machines = problem.cluster.network, framework.copies_to_machines
+        there_s = uneven_exchange_s(part, problem.workload, model.hidden_size, network, self._devices, to_machines)
+        return 2 * framework.exchange_exposed * there_s
+
+    def _experts_s(self, part: Experts) -> tuple[float, float]:
+        """Forward and backward seconds of the experts of a layer on the slowest device."""
+        times_of, groups = self._parts.expert_times, self._parts.tp_groups
+        times = [
+            times_of[groups.of((share.device,)).gpu.name].seconds(part, share.tokens, sharing)
+            for share, sharing in zip(self._devices, self._sharing, strict=True)
+        ]
+        return max(forward_s for forward_s, _ in times), max(backward_s for _, backward_s in times)
+
+    def ends_s(self) -> tuple[ComputeTimes, ComputeTimes]:
+        """The times of the embedding on a first stage, and of head and loss on a last one, on the slowest replica."""
+        ends = [self._parts.ends_s(cell, samples) for cell, samples in self._replicas]
+        embedding, head = (
+            ComputeTimes(max(times.forward_s for times in column), max(times.backward_s for times in column))
+            for column in zip(*ends, strict=True)
+        )
+        return embedding, head
+
+    @property
+    def quantization_s(self) -> float:
+        """Seconds in which the slowest replica quantises a message of a micro-batch, or dequantises one."""
+        return max(self._parts.quantization_s(cell, samples) for cell, samples in self._replicas)
+
+    def cost(
+        self,
+        ranges: Sequence[LayerCounts],
+        together: int,
+        first_policy: str,
+        place: tuple[bool, bool, InFlight, int, int],
+        holders: Sequence[tuple[float, ...]],
+    ) -> ExecutorCost:
+        """The cost of the stage at its `place` (`StagePlace`) with so many layers of each kind and policy
+        [ranges][kinds], up to so many recomputed `together`; states of a copy are spread over `holders` [copies]
+        devices."""
+        first, last, in_flight, zero_stage, queued = place
+        final = len(ranges) - 1
+        ends = [(first and k == 0, last and k == final) for k in range(final + 1)]
+        chunk_s = tuple([self._range_s(counts, *at) for counts, at in zip(ranges, ends, strict=True)])
+        layers = tuple([sum([counts.total() for counts in column]) for column in zip(*ranges, strict=True)])
+        copies = []
+        for (gpu, tp, samples, sharing), spread in zip(self._copies, holders, strict=True):
+            model = self._parts.memory_models[gpu.name, tp, samples, sharing]
+            shards = StateSharding(zero_stage, model.mean_holders(spread, first, last))
+            memory = model.stage_of_kinds(ranges, first, last, in_flight, shards, together)
+            memory = memory.with_buffers(queued * model.activations.message)
+            copies.append(self._parts.copy_of(model, memory, gpu, layers, (first, last), shards))
+        message_s = (2 * len(ranges) - first - last) * self.quantization_s
+        kind = next(k for k, n in enumerate(layers) if n)
+        forwards = ForwardLayers(sum(layers), self.layer_s(kind, first_policy)[0], together)
+        return ExecutorCost(chunk_s, tuple(copies), quantization_s=message_s, layers=forwards)
+
+    def _range_s(self, counts: LayerCounts, first: bool, last: bool) -> tuple[float, float]:
+        """Forward and backward seconds of a layer range for one micro-batch."""
+        message_s, (embedding, head) = (2 - first - last) * self.quantization_s, self.ends_s()
+        forward_s = message_s + first * embedding.forward_s + last * head.forward_s
+        backward_s = message_s + first * embedding.backward_s + last * head.backward_s
+        for kind, policy, n in _flat(counts):
+            layer_s = self.layer_s(kind, policy)
+            forward_s, backward_s = forward_s + n * layer_s[0], backward_s + n * layer_s[1]
+        return forward_s, backward_s
+
+
+def _flat(counts: Sequence[Mapping[str, int]]) -> list[tuple[int, str, int]]:
+    return list(
+        chain.from_iterable([(k, policy, n) for policy, n in of_kind.items()] for k, of_kind in enumerate(counts))
+    )
+
+
+def _device_shares(parts: StageParts, group: ExpertParallel) -> list[DeviceShare]:
+    """What each device of the stage has, in their order."""
+    cluster, seq_len = parts.problem.cluster, parts.problem.workload.seq_len
+    machine_of: list[int] = cluster.machine_of.tolist()
+    inside: dict[int, list[int]] = {}
+    for device in group.devices:
+        inside.setdefault(machine_of[device], []).append(device)
+    bandwidth = {m: parts.tp_groups.of(tuple(devices)).bandwidth for m, devices in inside.items()}
+    return [
+        DeviceShare(device, m := machine_of[device], bandwidth[m], member.samples * seq_len / len(member.devices), held)
+        for member in group.members
+        for device, held in zip(member.devices, member.experts, strict=True)
+    ]
