@@ -37,11 +37,12 @@ def lower_bound(
 ) -> LowerBound:
     """A lower bound on the step time: valid at any `time_limit_s`, by `clock`, and tighter with more."""
     best_s = compute_bound_s(model)
-    if model.problem.space.sequence:
+    space, shared = model.problem.space, model.problem.model.shares_experts
+    if space.sequence or (space.uneven_experts and shared):
         return LowerBound(best_s, {})
     shares = None
     of_kinds = bool(model.problem.model.layers)
-    if time_limit_s > 0.0 and not of_kinds and not model.problem.space.uneven_chunks:
+    if time_limit_s > 0.0 and not of_kinds and not space.uneven_chunks:
         from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
 
         best_s, shares = chain_bound(model, best_s, clock() + time_limit_s, clock)

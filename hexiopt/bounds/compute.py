@@ -2,9 +2,11 @@
 
 from operator import mul
 
+from hexiopt.bounds.experts import experts_bound_s
 from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 
 
@@ -17,8 +19,10 @@ def compute_bound_s(model: PlanPricer) -> float:
     a size in a machine are bounded by its best TP ring. Layers of several kinds count as if a device ran none but the
     kind at which it is best beside the others: for any weights of kinds, the sum over kinds of layers times weight is
     at most T · Σ max over kinds of weight times rate. Where the space has sequence layouts, `sequence_bound_s` bounds
-    what devices can do in them.
+    what devices can do in them; where replicas may share experts in any numbers, `experts_bound_s` does.
     """
+    if model.problem.space.uneven_experts and model.problem.model.shares_experts:
+        return experts_bound_s(model, usable_by_kind(model.problem))
     problem, rates = model.problem, device_rates(model)
     if problem.space.sequence:
         return sequence_bound_s(model, [(machine.gpu, count, rate) for machine, count, rate in rates])
@@ -28,28 +32,31 @@ def compute_bound_s(model: PlanPricer) -> float:
 def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
     """Of each machine kind: an example, the number of usable devices in all, and the most sequences that a device takes
     through a mean layer per second."""
-    problem = model.problem
-    machines: dict[object, int] = {}
-    example: dict[object, int] = {}
-    for device in problem.usable_devices:
-        m = int(problem.cluster.machine_of[device])
-        kind = problem.cluster.machines[m].kind
-        machines[kind] = machines.get(kind, 0) + 1
-        example.setdefault(kind, m)
-    weights = _weights(model, next(iter(example.values())))
+    problem, by_kind = model.problem, usable_by_kind(model.problem)
+    weights = _weights(model, by_kind[0][0])
     rates: list[tuple[Machine, int, float]] = []
-    for kind, count in machines.items():
-        machine = problem.cluster.machines[example[kind]]
+    for example, count in by_kind:
+        machine = problem.cluster.machines[example]
         best = max(
             weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
             for number, weight in enumerate(weights)
-            for tp_group in model.stages.tp_groups.fastest(example[kind], problem.space.allowed_tp(machine.num_gpus))
+            for tp_group in model.stages.tp_groups.fastest(example, problem.space.allowed_tp(machine.num_gpus))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for policy in recompute_policies(problem.workload)
             for cell in model.stages.cells(tp_group, size)
         )
         rates.append((machine, count, best))
     return rates
+
+
+def usable_by_kind(problem: Problem) -> list[tuple[int, int]]:
+    """A machine of each kind, and the number of usable devices in all machines like it."""
+    counts, example = dict[object, int](), dict[object, int]()
+    for m, devices in problem.usable_by_machine.items():
+        kind = problem.cluster.machines[m].kind
+        counts[kind] = counts.get(kind, 0) + len(devices)
+        example.setdefault(kind, m)
+    return [(example[kind], count) for kind, count in counts.items() if count]
 
 
 def _weights(model: PlanPricer, machine: int) -> list[float]:

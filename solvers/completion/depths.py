@@ -9,7 +9,7 @@ from typing import TypeVar
 from hexiopt.cost.cost import PipelineCost, StageCost
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.numbers.coefficients import FRAGMENTATION
-from hexiopt.plan.parallelism import SequenceParallel
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.schedules.depth import round_trip_depths
 from hexiopt.schedules.in_flight import most_in_flight
@@ -58,7 +58,7 @@ def _with_depths(
 ) -> Pipeline:
     stages, count = pipeline.stages, pipeline.num_micro_batches
     last = len(stages) - 1
-    if not last or any(isinstance(stage.parallelism, SequenceParallel) for stage in stages):
+    if not last or any(isinstance(stage.parallelism, SequenceParallel | ExpertParallel) for stage in stages):
         return pipeline
     usual = [most_in_flight(schedule, at) for at in positions(len(stages), count)]
     most = [

@@ -40,7 +40,7 @@ def is_provable(pricer: PlanPricer) -> bool:
     problem = pricer.problem
     cluster, workload = problem.cluster, problem.workload
     space = problem.space
-    if space.sequence or space.uneven_chunks or space.depth or cluster.groups or cluster.links:
+    if space.sequence or space.uneven_chunks or space.depth or space.uneven_experts or cluster.groups or cluster.links:
         return False
     if problem.model.layers:  # of several kinds, or with experts
         return False

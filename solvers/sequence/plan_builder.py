@@ -9,7 +9,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
-from hexiopt.plan.parallelism import SequenceParallel, TensorParallel, TokenLayout
+from hexiopt.plan.parallelism import Devices, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.space import default_schedule
 from hexiopt.schedules.in_flight import holding, most_in_flight
@@ -209,7 +209,7 @@ def _built(allocated: Sequence[tuple[int, StageOption]]) -> _Built:
     return _Built(tuple(stages), sum(seconds) - max(seconds), max(seconds))
 
 
-def _stage(layout: TokenLayout, first: int, end: int, policies: tuple[str, ...]) -> Stage:
+def _stage(layout: Devices | SequenceParallel, first: int, end: int, policies: tuple[str, ...]) -> Stage:
     if isinstance(layout, SequenceParallel):
         return Stage(layout, ((first, end),), policies)
     return Stage(TensorParallel(layout), ((first, end),), policies)

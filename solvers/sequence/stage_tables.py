@@ -14,7 +14,7 @@ import numpy as np
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
-from hexiopt.plan.parallelism import TokenLayout
+from hexiopt.plan.parallelism import Devices, SequenceParallel
 from hexiopt.plan.token_layout import Floats, Ints
 from hexiopt.schedules.in_flight import holding
 from solvers.completion import allocation
@@ -86,7 +86,7 @@ class RecomputeTable:
 class StageOption:
     """An executor that a stage may have, tensor parallelism or a layout, with its options for any number of layers."""
 
-    layout: TokenLayout
+    layout: Devices | SequenceParallel
     options: StageOptions
 
     def seconds(self, num_layers: int) -> float:

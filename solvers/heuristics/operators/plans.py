@@ -10,7 +10,7 @@ from math import lcm
 from typing import TypeAlias
 
 from hexiopt.cost.executors.memory import StateSharding
-from hexiopt.plan.parallelism import Replicated
+from hexiopt.plan.parallelism import ExpertParallel, Replicated
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, ranges_of, recompute_first, sharding_stages
@@ -23,6 +23,7 @@ from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
+from solvers.heuristics.operators.experts import may_share_unevenly, share_experts, shares_unevenly, shift_expert
 
 
 class PlanNeighbourhood:
@@ -135,6 +136,8 @@ def _fit(near: PlanNeighbourhood, plan: Plan, pipeline: Pipeline, s: int, stage:
         holders += len(stage.parallelism.replicas) - 1
     shards = StateSharding(plan.sharding.stage, holders)
     size = pipeline.micro_batch_size
+    if isinstance(stage.parallelism, ExpertParallel):
+        return stage
     works = works_of(map(near.pricer.tp_group, stage.parallelism.executors), stage.parallelism.samples(size), size)
     splitter = near.completer.splitter(stage.policy)
     options = splitter.options[works, s == 0, s == count - 1, size, held, shards]
@@ -161,8 +164,8 @@ def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Ra
 def change_sharding_groups(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
     """Shard inside machines instead of over all holders, or the reverse."""
     plan = priced.plan
-    groups = "all" if plan.sharding.groups == "machine" else "machine"
-    return replace(plan, sharding=replace(plan.sharding, groups=groups))
+    other = replace(plan.sharding, groups="all" if plan.sharding.groups == "machine" else "machine")
+    return None if other.broken_rule(plan.pipelines, plan.schedule) else replace(plan, sharding=other)
 
 
 def change_zero_stage(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
@@ -182,18 +185,18 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
         (p, s)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        if len(stage.parallelism.replicas) > 1
+        if isinstance(stage.parallelism, Replicated | ExpertParallel) and len(stage.parallelism.shares) > 1
     ]
     p, s = rng.choice(places)
-    pipeline = plan.pipelines[p]
-    replicas = list(pipeline.stages[s].parallelism.replicas)
-    given = list(pipeline.stages[s].parallelism.samples(pipeline.micro_batch_size))
-    a, b = rng.sample(range(len(replicas)), 2)
-    if given[a] == 1:
+    stage = plan.pipelines[p].stages[s]
+    shared = stage.parallelism
+    assert isinstance(shared, Replicated | ExpertParallel)
+    samples = list(shared.shares)
+    a, b = rng.sample(range(len(samples)), 2)
+    if samples[a] < 2:
         return None
-    for at, change in ((a, -1), (b, 1)):
-        replicas[at] = replace(replicas[at], samples=given[at] + change)
-    return _with_stage(plan, p, s, replace(pipeline.stages[s], parallelism=Replicated(tuple(replicas))))
+    samples[a], samples[b] = samples[a] - 1, samples[b] + 1
+    return _with_stage(plan, p, s, replace(stage, parallelism=shared.with_shares(samples)))
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
@@ -267,12 +270,30 @@ def _several_groups(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
 
 
 def _replicated(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
-    return any(len(stage.parallelism.replicas) > 1 for pipeline in priced.plan.pipelines for stage in pipeline.stages)
+    return any(
+        isinstance(stage.parallelism, Replicated | ExpertParallel) and len(stage.parallelism.shares) > 1
+        for pipeline in priced.plan.pipelines
+        for stage in pipeline.stages
+    )
 
 
 def _shared_states(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
     several_stages = len(sharding_stages(near.problem.workload)) > 1
     return several_stages and (len(priced.plan.pipelines) > 1 or _replicated(near, priced))
+
+
+def _share_experts(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    stages = near.pricer.features.stages
+    return None if stages is None else share_experts(stages, priced, rng)
+
+
+def _shift_expert(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
+    stages = near.pricer.features.stages
+    return None if stages is None else shift_expert(stages, priced, rng)
+
+
+def _shares_unevenly(near: PlanNeighbourhood, priced: PricedPlan) -> bool:
+    return shares_unevenly(priced.plan)
 
 
 PlanOperator: TypeAlias = Operator[PlanNeighbourhood, PricedPlan, Plan]
@@ -284,4 +305,6 @@ PLAN_OPERATORS: tuple[PlanOperator, ...] = (
     Operator("change_sharding_groups", 1, change_sharding_groups, applies=_several_groups),
     Operator("shift_sample", 1, shift_sample, applies=_replicated),
     Operator("change_zero_stage", 1, change_zero_stage, applies=_shared_states),
+    Operator("share_experts", 3, _share_experts, may_share_unevenly),
+    Operator("shift_expert", 3, _shift_expert, may_share_unevenly, _shares_unevenly),
 )
