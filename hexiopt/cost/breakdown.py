@@ -108,7 +108,9 @@ def busy_time(model: PlanPricer, plan: Plan, cost: Cost, pipeline: int, stage: i
             times = stages.sequence_stage(layout, size, contentions(plan, stages)[pipeline])
             busy = _of_layout(times, policies, ends)
         case ExpertParallel() as experts:
-            busy = _of_experts(stages.expert_stage(experts), _layers(model.problem.model, part, policies), ends)
+            layers = _layers(model.problem.model, part, policies)
+            whole_s = priced.forward_s + priced.backward_s - 2 * priced.quantization_s
+            busy = _of_experts(stages.expert_stage(experts), layers, ends, whole_s)
         case groups:
             devices = groups.executors[executor]
             tp_group = stages.tp_group(devices)
@@ -150,20 +152,14 @@ def _of_group(stages: StageModel, tp_group: TpGroup, size: int, layers: _Layers,
     )
 
 
-def _of_experts(times: ExpertParallelStage, layers: _Layers, ends: tuple[bool, bool]) -> BusyTime:
-    computed_s, plain_s = (
-        sum(n * sum(times.layer_s(kind, policy or given)) for (kind, given), n in layers.items())
-        for policy in ("", "none")
+def _of_experts(times: ExpertParallelStage, layers: _Layers, ends: tuple[bool, bool], whole_s: float) -> BusyTime:
+    plain_s, silent_s = (
+        sum(n * sum(times.layer_s(kind, "none", silent)) for (kind, _), n in layers.items()) for silent in (False, True)
     )
-    exchange_s = sum(n * 2.0 * times.exchange_s(kind) for (kind, _), n in layers.items())
+    again_s = sum(n * sum(times.layer_s(*layer)) for layer, n in layers.items()) - plain_s
     embedding_s, head_s = _ends_s(times.ends_s(), ends)
-    return BusyTime(
-        layers_s=plain_s - exchange_s,
-        embedding_s=embedding_s,
-        head_s=head_s,
-        recompute_s=computed_s - plain_s,
-        all_to_all_s=exchange_s,
-    )
+    parts_s = silent_s + again_s + embedding_s + head_s
+    return BusyTime(silent_s, 0.0, embedding_s, head_s, recompute_s=again_s, all_to_all_s=whole_s - parts_s)
 
 
 def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, bool]) -> BusyTime:

@@ -82,10 +82,11 @@ def _stage_to_dict(stage: Stage, cluster: Cluster) -> dict[str, Any]:
             data |= _group_to_dict(group, names)
         case Replicated(replicas):
             data["replicas"] = [_group_to_dict(replica, names) | {"samples": replica.samples} for replica in replicas]
-        case ExpertParallel(members):
+        case ExpertParallel(members, waves):
             data["replicas"] = [
                 {"devices": names(m.devices), "samples": m.samples, "experts": list(m.experts)} for m in members
             ]
+            data |= {"waves": waves} if waves > 1 else {}
         case SequenceParallel(groups, order):
             parts = [{"devices": names(g.devices), "tokens": list(g.tokens), "heads": list(g.heads)} for g in groups]
             data["sequence"] = {"groups": parts, "order": order}
@@ -289,8 +290,9 @@ def _replicas(section: Section, cluster: Cluster) -> Replicated | ExpertParallel
     entries = section.sections("replicas")
     if any(entry.raw("experts", None) is not None for entry in entries):
         members = tuple(_expert_replica(entry, cluster) for entry in entries)
+        waves = section.raw("waves", 1)
         with section.building():
-            return ExpertParallel(members)
+            return ExpertParallel(members, waves)
     replicas = tuple(_replica(entry, cluster) for entry in entries)
     with section.building():
         return Replicated(replicas)

@@ -299,11 +299,13 @@ class ExpertParallel:
     """Replicas that share the samples of each micro-batch, and the experts of each layer: the first device has the
     first experts. Replicas stand in any machines, and may be of several GPU types.
 
-    They exchange copies of tokens in every layer with experts, so that all take their turns together. Raises
-    InputError where no replica has samples, or no device experts.
+    They exchange copies of tokens in every layer with experts, so that all take their turns together. With two
+    `waves`, halves of each micro-batch alternate in these layers. Raises InputError where no replica has samples, or no
+    device experts, and where waves do not divide the samples of a replica.
     """
 
     members: tuple[ExpertReplica, ...]
+    waves: int = 1
 
     def __post_init__(self) -> None:
         if type(self.members) is not tuple:
@@ -317,6 +319,11 @@ class ExpertParallel:
             raise InputError("no replica of the stage has samples; give some to at least one")
         if not self.num_experts:
             raise InputError("no device of the stage has experts; give every expert to one")
+        if type(self.waves) is not int or self.waves not in (1, 2):
+            object.__setattr__(self, "waves", whole_in(self.waves, "the stage: waves", at_least=1, at_most=2))
+        if any(samples % self.waves for samples in self.shares):
+            what = f"the stage has {self.waves} waves and replicas of {' + '.join(map(str, self.shares))} samples"
+            raise InputError(f"{what}; give all replicas even numbers")
 
     @property
     def devices(self) -> Devices:
@@ -345,7 +352,8 @@ class ExpertParallel:
 
     def with_shares(self, samples: Sequence[int]) -> "ExpertParallel":
         """As of `Replicated`, of all members."""
-        return ExpertParallel(tuple([replace(m, samples=n) for m, n in zip(self.members, samples, strict=True)]))
+        members = [replace(member, samples=n) for member, n in zip(self.members, samples, strict=True)]
+        return ExpertParallel(tuple(members), self.waves)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -388,7 +396,7 @@ class ExpertParallel:
     @property
     def degrees(self) -> str:
         """As of `TensorParallel`: the experts of each device, alike ones together, replica by replica."""
-        return "ep " + " ".join(
+        return ("ep " if self.waves == 1 else f"ep {self.waves} waves ") + " ".join(
             "+".join(f"{number}×{n}" if number > 1 else f"{n}" for n, number in Counter(member.experts).items())
             for member in self.members
         )

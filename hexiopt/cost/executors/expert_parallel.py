@@ -3,7 +3,7 @@
 A layer with experts is phases, and in each phase all wait for the slowest: what mixes tokens and dense parts on the
 replicas, copies of tokens to experts, the experts, copies back. Layers without experts wait at the next exchange, and
 are priced as if they waited at their ends, which is never less. Devices that hold experts alone take part in the
-exchanges and compute their experts.
+exchanges and compute their experts. Where a stage has two waves, `waves.py` says how they overlap.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
+from hexiopt.cost.executors.waves import Phases, wave_times
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers.frameworks import Framework
@@ -25,6 +26,7 @@ from hexiopt.numbers.gpus import Gpu
 from hexiopt.plan.parallelism import ExpertParallel
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import JOINED
 from hexiopt.schedules.in_flight import InFlight
 
 LayerCounts = Sequence[Counter[str]]  # of each kind, the number of layers of each recompute policy
@@ -65,11 +67,10 @@ class ExpertParallelStage:
                 f"plan: stages of {model.name} that state experts have no price, as the model predicts further tokens; "
                 "plan with space.uneven_experts=false"
             )
-        self._parts, self._group = parts, group
+        self._parts, self._waves = parts, group.waves
         self._replicas = [(parts.whole_group(m.devices), m.samples) for m in group.members if m.samples]
         self._devices = _device_shares(parts, group)
         sharing = ExpertSharing(len(self._devices), len(self._replicas), group.num_samples)
-        self._sharing = [sharing._replace(held=share.experts) for share in self._devices]
         columns = group.parameter_copies, group.samples_of_copies, group.experts_of_copies
         self._copies = [  # of each copy its GPU, TP degree, samples and experts
             (
@@ -80,22 +81,54 @@ class ExpertParallelStage:
             )
             for devices, samples, held in zip(*columns, strict=True)
         ]
+        numbers = iter(range(len(self._replicas)))
+        self._replica_of = list[int | None]()  # of each device
+        for member in group.members:
+            self._replica_of += [next(numbers) if member.samples else None] * len(member.devices)
         self._layers, self._exchanges = Memo(self._time_layer), Memo(self._time_exchange)
 
-    def layer_s(self, kind: int, policy: str) -> tuple[float, float]:
-        """Forward and backward seconds of a layer of a kind for one micro-batch."""
-        return self._layers[kind, policy]
+    def layer_s(self, kind: int, policy: str, silent: bool = False) -> tuple[float, float]:
+        """Forward and backward seconds of a layer of a kind for one micro-batch; `silent`: with exchanges that take no
+        time."""
+        return self._layers[kind, policy, silent][0]
 
-    def _time_layer(self, key: tuple[int, str]) -> tuple[float, float]:
-        (kind, policy), experts = key, self._parts.problem.model.kinds[key[0]].experts
-        apart = [self._parts.layer_apart(cell, samples, kind) for cell, samples in self._replicas]
-        experts_s = (0.0, 0.0) if experts is None else self._experts_s(experts)
-        both_s = self.exchange_s(kind)
-        times = [times.with_experts(experts_s[0] + both_s, experts_s[1] + both_s).under(policy) for times in apart]
-        return max(forward_s for forward_s, _ in times), max(backward_s for _, backward_s in times)
+    def fill_s(self, kind: int, policy: str) -> tuple[float, float]:
+        """Seconds by which the first layer of a kind lasts longer than a further one, as waves have yet to overlap."""
+        return self._layers[kind, policy, False][1]
+
+    def _time_layer(self, key: tuple[int, str, bool]) -> tuple[tuple[float, float], tuple[float, float]]:
+        kind, policy, silent = key
+        experts, waves = self._parts.problem.model.kinds[kind].experts, self._waves
+        exchange_s = 0.0 if silent else 0.5 * self.exchange_s(kind)
+        apart = [self._parts.layer_apart(cell, samples // waves, kind) for cell, samples in self._replicas]
+        if experts is None or waves == 1:
+            there_s, back_s = (0.0, 0.0) if experts is None else map(max, self._experts_s(experts))
+            both_s = 2 * exchange_s
+            times = [times.with_experts(there_s + both_s, back_s + both_s).under(policy) for times in apart]
+            forward_s, backward_s = (waves * max(column) for column in zip(*times, strict=True))
+            return (forward_s, backward_s), (0.0, 0.0)
+        experts_s = self._experts_s(experts)
+        again = policy in ("full", JOINED)  # what is recomputed has exchanges and experts too
+        there, recomputed, back = (
+            wave_times(Phases(self._by_device(seconds), of_experts, exchange_s))
+            for seconds, of_experts in (
+                ([times.forward_s for times in apart], experts_s[0]),
+                ([times.recompute_s for times in apart], experts_s[0]),
+                ([times.backward_s + (policy == "selective") * times.attention_s for times in apart], experts_s[1]),
+            )
+        )
+        passes = (back, recomputed) if again else (back,)
+        host_s = waves * max(times.host_s for times in apart)
+        forward_s, backward_s = max(there.further_s, host_s), sum(times.further_s for times in passes)
+        fill_s = there.first_s - there.further_s, sum(times.first_s - times.further_s for times in passes)
+        return (forward_s, max(backward_s, len(passes) * host_s)), fill_s
+
+    def _by_device(self, seconds: Sequence[float]) -> list[float]:
+        """`seconds` of the replica of each device, 0 of devices with experts alone."""
+        return [0.0 if r is None else seconds[r] for r in self._replica_of]
 
     def exchange_s(self, kind: int) -> float:
-        """Seconds of both all-to-alls of a pass through a layer of a kind; 0 where it has no experts."""
+        """Seconds of both all-to-alls of a wave in a pass through a layer of a kind; 0 where it has no experts."""
         return self._exchanges[kind]
 
     def _time_exchange(self, kind: int) -> float:
@@ -104,17 +137,21 @@ class ExpertParallelStage:
         if part is None:
             return 0.0
         network, to_machines = problem.cluster.network, framework.copies_to_machines
-        there_s = uneven_exchange_s(part, problem.workload, model.hidden_size, network, self._devices, to_machines)
+        shares = [share._replace(tokens=share.tokens / self._waves) for share in self._devices]
+        there_s = uneven_exchange_s(part, problem.workload, model.hidden_size, network, shares, to_machines)
         return 2 * framework.exchange_exposed * there_s
 
-    def _experts_s(self, part: Experts) -> tuple[float, float]:
-        """Forward and backward seconds of the experts of a layer on the slowest device."""
-        times_of, groups = self._parts.expert_times, self._parts.tp_groups
+    def _experts_s(self, part: Experts) -> list[list[float]]:
+        """Forward, and backward, seconds of the experts of a layer on each device for a wave."""
+        times_of, groups, waves = self._parts.expert_times, self._parts.tp_groups, self._waves
+        sharing = ExpertSharing(len(self._devices), len(self._replicas), sum(n for _, n in self._replicas) // waves)
         times = [
-            times_of[groups.of((share.device,)).gpu.name].seconds(part, share.tokens, sharing)
-            for share, sharing in zip(self._devices, self._sharing, strict=True)
+            times_of[groups.of((share.device,)).gpu.name].seconds(
+                part, share.tokens / waves, sharing._replace(held=share.experts)
+            )
+            for share in self._devices
         ]
-        return max(forward_s for forward_s, _ in times), max(backward_s for _, backward_s in times)
+        return [list(column) for column in zip(*times, strict=True)]
 
     def ends_s(self) -> tuple[ComputeTimes, ComputeTimes]:
         """The times of the embedding on a first stage, and of head and loss on a last one, on the slowest replica."""
@@ -163,10 +200,12 @@ class ExpertParallelStage:
         message_s, (embedding, head) = (2 - first - last) * self.quantization_s, self.ends_s()
         forward_s = message_s + first * embedding.forward_s + last * head.forward_s
         backward_s = message_s + first * embedding.backward_s + last * head.backward_s
-        for kind, policy, n in _flat(counts):
+        layers, fills_s = _flat(counts), [(0.0, 0.0)]
+        for kind, policy, n in layers:
             layer_s = self.layer_s(kind, policy)
             forward_s, backward_s = forward_s + n * layer_s[0], backward_s + n * layer_s[1]
-        return forward_s, backward_s
+            fills_s.append(self.fill_s(kind, policy))
+        return forward_s + max(fill for fill, _ in fills_s), backward_s + max(fill for _, fill in fills_s)
 
 
 def _flat(counts: Sequence[Mapping[str, int]]) -> list[tuple[int, str, int]]:

@@ -182,9 +182,17 @@ class _Balance:
             if experts is not None:
                 given = iter(experts)
                 held = [tuple(next(given) for _ in group) for group in self._groups]
-                members = map(ExpertReplica, self._groups, samples, held)
-                return replace(self._stage, parallelism=ExpertParallel(tuple(members)), recompute=(policy,))
+                group = self._with_waves(ExpertParallel(tuple(map(ExpertReplica, self._groups, samples, held))), policy)
+                return replace(self._stage, parallelism=group, recompute=(policy,))
         return None
+
+    def _with_waves(self, group: ExpertParallel, policy: str) -> ExpertParallel:
+        """`group` with one wave or two, whichever is faster."""
+        if any(samples % 2 for samples in group.shares):
+            return group
+        assert self._kind is not None
+        both, kind = (group, replace(group, waves=2)), self._kind
+        return min(both, key=lambda each: sum(self.stages.expert_stage(each).layer_s(kind, policy)))
 
     @property
     def _stage(self) -> Stage:
@@ -294,4 +302,4 @@ def shift_expert(stages: StageModel, priced: PricedPlan, rng: random.Random) -> 
     if any(not member.samples and 0 in some for member, some in zip(group.members, held, strict=True)):
         return None
     members = tuple([replace(member, experts=some) for member, some in zip(group.members, held, strict=True)])
-    return _with_stage(plan, p, s, replace(stage, parallelism=ExpertParallel(members)))
+    return _with_stage(plan, p, s, replace(stage, parallelism=replace(group, members=members)))

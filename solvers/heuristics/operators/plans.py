@@ -193,9 +193,10 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
     assert isinstance(shared, Replicated | ExpertParallel)
     samples = list(shared.shares)
     a, b = rng.sample(range(len(samples)), 2)
-    if samples[a] < 2:
+    moved = shared.waves if isinstance(shared, ExpertParallel) else 1
+    if samples[a] <= moved:
         return None
-    samples[a], samples[b] = samples[a] - 1, samples[b] + 1
+    samples[a], samples[b] = samples[a] - moved, samples[b] + moved
     return _with_stage(plan, p, s, replace(stage, parallelism=shared.with_shares(samples)))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import product
 from math import log2
 
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hexiopt.cost.breakdown import breakdown
 from hexiopt.cost.executors.experts import DeviceShare, uneven_exchange_s
 from hexiopt.cost.executors.routes import token_transfers
+from hexiopt.cost.executors.waves import Phases, wave_times
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.files.plan_file import plan_from_section, plan_to_dict
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.frameworks import frameworks
 from hexiopt.plan.check import check
@@ -24,6 +28,7 @@ from hexiopt.problem.kinds import Experts
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, EXPERT_LAYER, EXPERTS, model_of
 from tests.solvers.problems import cluster
@@ -240,3 +245,83 @@ def test_layers_without_experts() -> None:
         alone = stages.layer_s(stages.tp_group((4,)), 2, policy, kind)
         if kind == 0:
             assert of_stage == pytest.approx(alone)
+
+
+NETWORK = -1  # beside the numbers of devices
+
+
+def simulate_waves(phases: Phases, layers: int) -> list[float]:
+    """When each layer ends for both waves, by events: every device and the network runs its jobs in order, each of them
+    once all jobs of the wave's phase before have ended."""
+    devices = range(len(phases.apart_s))
+    names = [(layer, phase) for layer in range(layers) for phase in range(4)]
+    jobs = {
+        (layer, phase, wave): ({NETWORK: phases.exchange_s} if phase % 2 else dict(enumerate(seconds)))
+        for layer, phase in names
+        for wave in (0, 1)
+        for seconds in [(phases.apart_s, (), phases.experts_s, ())[phase]]
+    }
+    queues: dict[int, list[tuple[int, int, int]]] = {
+        worker: [(layer, phase, wave) for layer, phase in names if phase % 2 == odd for wave in (0, 1)]
+        for worker, odd in [*((d, 0) for d in devices), (NETWORK, 1)]
+    }
+    left = {job: {worker for worker, seconds in work.items() if seconds} for job, work in jobs.items()}
+    running, busy = list[tuple[float, int, int, tuple[int, int, int]]](), set[int]()
+    clock, ended = 0.0, dict[tuple[int, int, int], float]()
+    for count in range(10**6):
+        for worker, queue in queues.items():
+            while queue and not jobs[queue[0]].get(worker, 0.0):  # nothing to do there
+                queue.pop(0)
+            if worker in busy or not queue:
+                continue
+            layer, phase, wave = queue[0]
+            before = (layer, phase - 1, wave) if phase else (layer - 1, 3, wave)
+            if before[0] >= 0 and left[before]:
+                continue
+            queue.pop(0)
+            busy.add(worker)
+            heappush(running, (clock + jobs[layer, phase, wave][worker], count, worker, (layer, phase, wave)))
+        if not running:
+            break
+        clock, _, worker, job = heappop(running)
+        busy.discard(worker)
+        left[job].discard(worker)
+        ended[job] = clock
+    return [max(ended[layer, 3, wave] for wave in (0, 1)) for layer in range(layers)]
+
+
+@given(st.data())
+@settings(max_examples=80, deadline=None)
+def test_waves_by_events(data: st.DataObject) -> None:
+    seconds = st.floats(0.1, 3.0)
+    count = data.draw(st.integers(1, 4))
+    apart = data.draw(st.lists(seconds, min_size=count, max_size=count))
+    experts = data.draw(st.lists(seconds, min_size=count, max_size=count))
+    alone = data.draw(st.integers(0, count - 1))
+    phases = Phases([*apart[: count - alone], *[0.0] * alone], experts, data.draw(st.floats(0.0, 3.0)) or 0.0)
+    if not phases.exchange_s:
+        phases = phases._replace(exchange_s=1e-9)
+    ends_s, times = simulate_waves(phases, 12), wave_times(phases)
+    assert times.first_s == pytest.approx(ends_s[0])
+    assert times.further_s == pytest.approx((ends_s[11] - ends_s[3]) / 8)
+    whole = max(phases.apart_s) + max(experts) + 2 * phases.exchange_s
+    assert times.first_s <= 2 * whole * (1 + 1e-9)
+    assert max(a + b for a, b in zip(phases.apart_s, experts, strict=True)) * 2 <= times.further_s * (1 + 1e-9)
+
+
+def test_waves_hide_exchanges_and_experts_elsewhere() -> None:
+    """Where exchanges are long, halves that alternate are faster though each computes less at once."""
+    problem = Problem(MIXED_CLUSTER, EQUAL, replace(WORK, seq_len=4096), FREE)
+    rows = [((0,), 4, (8,)), ((4,), 4, (8,))]
+    one, two = replicas(*rows), replace(replicas(*rows), waves=2)
+    stages = PlanPricer(problem).stages
+    assert sum(stages.expert_stage(two).layer_s(0, "none")) < sum(stages.expert_stage(one).layer_s(0, "none"))
+    plans = [one_stage(group, 8) for group in (one, two)]
+    costs = [PlanPricer(problem).price(plan) for plan in plans]
+    assert costs[1].step_time_s < costs[0].step_time_s
+    shown = breakdown(PlanPricer(problem), plans[1], costs[1])
+    assert sum(shown.parts.values()) == pytest.approx(costs[1].step_time_s)
+    data = plan_to_dict(plans[1], MIXED_CLUSTER)
+    assert plan_from_section(Section(data, "plan"), MIXED_CLUSTER) == plans[1]
+    with pytest.raises(InputError, match=r"has 2 waves and replicas of 3 \+ 4 samples; give all replicas even numbers"):
+        replace(replicas(((0,), 3, (8,)), ((4,), 4, (8,))), waves=2)
