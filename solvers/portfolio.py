@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from hexiopt.solving import Capabilities
 from solvers.compiled.support import has_tables
+from solvers.completion.experts import may_share_unevenly
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import search_partitions
-from solvers.loop.finish import finish
+from solvers.loop.finish import finish, offer_shared_experts
 from solvers.loop.loading import load_kernels
 from solvers.loop.search import share_for_walks, walk_candidates
 from solvers.loop.settings import LoopSettings
@@ -68,11 +69,12 @@ class Portfolio(SearchSolver):
         rng, settings, layouts = random.Random(run.seed), self.loop_settings, run.problem.space.sequence
         share = min(_BEFORE_LAYOUTS, share_for_walks(run, settings)) if layouts else share_for_walks(run, settings)
         candidates = walk_candidates(run, settings, run.until(share))
+        shared = may_share_unevenly(run.problem) and offer_shared_experts(run)
         if layouts:
             if run.plan is None:
                 search_partitions(run, rng, candidates, run.until(2 * _BEFORE_LAYOUTS))
             plan_jointly(run, rng)
-        elif candidates and run.plan is not None and has_tables(run.pricer):
+        elif (candidates or shared) and run.plan is not None and has_tables(run.pricer):
             finish(run, candidates, run.until())
         else:
             search_partitions(run, rng, candidates, run.until())

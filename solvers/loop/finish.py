@@ -8,6 +8,7 @@ from dataclasses import replace
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import sharding_stages
 from solvers.completion.completer import PlanCompleter
+from solvers.completion.experts import first_plans
 from solvers.core.interleaving import may_interleave
 from solvers.core.partition import Partition
 from solvers.core.search import Allowance, Search
@@ -57,12 +58,25 @@ def settle(
     return [partition for *_, partition in sorted(best, key=lambda item: item[:2])]
 
 
+def offer_shared_experts(run: Search) -> bool:
+    """Price first plans whose replicas share experts in any numbers, each a step; whether one of them is the best."""
+    stages, before = run.pricer.features.stages, run.plan
+    for plan in first_plans(stages) if stages is not None else ():
+        if not run.step():
+            break
+        with run.tallied("share experts"):
+            run.offer(plan)
+    return run.plan is not before
+
+
 def finish(run: Search, candidates: Sequence[Partition], allowance: Allowance) -> None:
     """Improve the candidates by what the arrays do not say until the budget is spent: few GPUs by annealing partitions,
     beside starts of rules; many by their variants alone. Then climb from the best plan and theirs."""
     completer = PlanCompleter(run.pricer)
     climber = HillClimber(run, completer, random.Random(run.seed))
-    if len(run.problem.usable_devices) <= _FEW:
+    if not candidates:
+        ranked: Sequence[Partition] = ()
+    elif len(run.problem.usable_devices) <= _FEW:
         ranked = improve(climber, candidates, without_grids(run.problem, completer), allowance.part(_ANNEALED))
     else:
         ranked = settle(run, completer, candidates, allowance.part(_SETTLED))

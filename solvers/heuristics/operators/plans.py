@@ -19,11 +19,12 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import positions
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.executors import works_of
+from solvers.completion.experts import may_share_unevenly
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
 from solvers.core.zero import LOCKSTEP, holders_of, sharding_groups
-from solvers.heuristics.operators.experts import may_share_unevenly, share_experts, shares_unevenly, shift_expert
+from solvers.heuristics.operators.experts import share_experts, shares_unevenly, shift_expert
 
 
 class PlanNeighbourhood:
