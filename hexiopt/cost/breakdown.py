@@ -20,7 +20,9 @@ from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import JOINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class BusyTime:
     tensor_parallel_s: float = 0.0  # collectives; 0 where layers are measured, whose times include them
     all_to_all_s: float = 0.0  # of a sequence layout
     sequence_waiting_s: float = 0.0  # for keys and for other devices of a sequence layout
+    expert_exchange_s: float = 0.0  # all-to-alls of devices that share experts
     lockstep_s: float = 0.0  # from ZeRO-2 on: gathers, scatters and slower holders
     quantization_s: float = 0.0  # of messages
 
@@ -86,6 +89,7 @@ def breakdown(model: PlanPricer, plan: Plan, cost: Cost) -> Breakdown:
         "compute": count * busy.compute_s,
         "recompute": count * busy.recompute_s,
         "TP collectives": count * busy.tensor_parallel_s,
+        "all-to-alls of experts": count * busy.expert_exchange_s,
         "sequence collectives and waiting": count * (busy.all_to_all_s + busy.sequence_waiting_s),
         "gathers, scatters and slower holders": count * busy.lockstep_s,
         "messages": cost.pipeline_s - silent_s + count * busy.quantization_s,
@@ -143,13 +147,28 @@ def _of_group(stages: StageModel, tp_group: TpGroup, size: int, layers: _Layers,
     )
     plain_s = sum(n * sum(stages.layer_s(free_links, size, "none", kind)) for (kind, _), n in layers.items())
     embedding_s, head_s = _ends_s(ends_s[0], ends)
+    experts = [kind.experts for kind in stages.problem.model.kinds]
+    exchange_s = sum(  # a full recompute repeats those of a forward
+        n * (2 + (policy in ("full", JOINED))) * _exchange_s(stages, part, (tp_group, free_links), size)
+        for (kind, policy), n in layers.items()
+        if (part := experts[kind]) is not None
+    )
+    collectives_s = whole_s + sum(_ends_s(ends_s[1], ends)) - computed_s - embedding_s - head_s
+    exchange_s = min(exchange_s, collectives_s)  # the host may bind
     return BusyTime(
         layers_s=plain_s,
         embedding_s=embedding_s,
         head_s=head_s,
         recompute_s=computed_s - plain_s,
-        tensor_parallel_s=whole_s + sum(_ends_s(ends_s[1], ends)) - computed_s - embedding_s - head_s,
+        tensor_parallel_s=collectives_s - exchange_s,
+        expert_exchange_s=exchange_s,
     )
+
+
+def _exchange_s(stages: StageModel, part: Experts, groups: tuple[TpGroup, TpGroup], size: int) -> float:
+    """Seconds of a pass's all-to-alls beyond those over free links."""
+    taken_s, free_s = (stages.exchanges_s(part, group, size) for group in groups)
+    return taken_s - free_s
 
 
 def _of_experts(times: ExpertParallelStage, layers: _Layers, ends: tuple[bool, bool], whole_s: float) -> BusyTime:
@@ -159,7 +178,7 @@ def _of_experts(times: ExpertParallelStage, layers: _Layers, ends: tuple[bool, b
     again_s = sum(n * sum(times.layer_s(*layer)) for layer, n in layers.items()) - plain_s
     embedding_s, head_s = _ends_s(times.ends_s(), ends)
     parts_s = silent_s + again_s + embedding_s + head_s
-    return BusyTime(silent_s, 0.0, embedding_s, head_s, recompute_s=again_s, all_to_all_s=whole_s - parts_s)
+    return BusyTime(silent_s, 0.0, embedding_s, head_s, recompute_s=again_s, expert_exchange_s=whole_s - parts_s)
 
 
 def _of_layout(times: SequenceStage, policies: Sequence[str], ends: tuple[bool, bool]) -> BusyTime:

@@ -118,6 +118,7 @@ def _time_parts(facts: PlanFacts, p: int, s: int, e: int) -> list[tuple[str, flo
         (f"recompute ({policies})", busy.recompute_s),
         (f"TP collectives{speed}", busy.tensor_parallel_s),
         ("all-to-all", busy.all_to_all_s),
+        ("all-to-alls of experts", busy.expert_exchange_s),
         ("embedding", busy.embedding_s),
         ("LM head and loss", busy.head_s),
         ("waiting for keys and other devices", busy.sequence_waiting_s),

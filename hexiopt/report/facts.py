@@ -34,6 +34,7 @@ _PART_COLOURS = {
     "compute": "#4477AA",
     "recompute": "#6FB7DD",
     "TP collectives": style.MEMORY_COLOURS["logits"],
+    "all-to-alls of experts": style.MEMORY_COLOURS["activations"],
     "sequence collectives and waiting": style.MEMORY_COLOURS["activations"],
     "gathers, scatters and slower holders": style.MEMORY_COLOURS["buffers"],
     "messages": "#CCAA44",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hexiopt.bounds import our_model
 from hexiopt.cost.breakdown import breakdown
+from hexiopt.cost.cells import with_degrees
 from hexiopt.cost.cost import Cost
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict, solver_to_dict, write_plan
@@ -110,13 +111,15 @@ class PlacedPlan(Plan, Value):
         pricer: Pricer | None = None,
         cost: Cost | None = None,
     ) -> "PlacedPlan":
-        """Place `plan` on `problem`, priced by `pricer` (None: our cost model).
+        """Place `plan` on `problem`, priced by `pricer` (None: our cost model), and state what it leaves to the price.
 
         The record `solver` then names a pricer that is not ours. `cost` is the price, if it is known.
         """
-        foreign = foreign_name(pricer, problem)
+        foreign, judge = foreign_name(pricer, problem), make_pricer(pricer, problem)
         record = {**solver, "pricer": foreign} if foreign else solver
-        placed = cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=make_pricer(pricer, problem))
+        if judge.features.stages is not None:
+            plan = with_degrees(plan, judge.features.stages)
+        placed = cls(**_fields(plan, Plan), problem=problem, solver=record, pricer=judge)
         if cost is not None:
             vars(placed)["cost"] = PlanCost(**_fields(cost, Cost), plan=placed)
         return placed

@@ -213,13 +213,18 @@ class StageModel:
 
     def _experts_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> tuple[float, float]:
         """Forward and backward seconds of experts, the all-to-alls to them and back included."""
-        workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
+        workload = self.problem.workload
         sharing = ExpertSharing(tp_group.tp, tp_group.replicas, micro_batch_size)
         routed_tokens = float(micro_batch_size * workload.seq_len) / tp_group.tp
         forward_s, backward_s = self.expert_times[tp_group.gpu.name].seconds(part, routed_tokens, sharing)
-        there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
-        both_s = 2 * framework.exchange_exposed * there_s
+        both_s = self.exchanges_s(part, tp_group, micro_batch_size)
         return forward_s + both_s, backward_s + both_s
+
+    def exchanges_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> float:
+        """Seconds of both all-to-alls of a pass through the experts of a layer, those hidden left out."""
+        workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
+        there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
+        return 2 * framework.exchange_exposed * there_s
 
     def layer_s(
         self, tp_group: TpGroup, micro_batch_size: int, policy: str, kind: int | None = None
