@@ -21,6 +21,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from hexiopt.schedules.schedule import Schedule
 from solvers.completion.allocation import earliest_finish, proportional
 
 _PARTS = 32  # in which experts are dealt out for each device
@@ -112,11 +113,8 @@ class _Balance:
 
     def _samples(self) -> list[int] | None:
         """Samples of each group, at least one where it takes any."""
-        cells, kind, size = (
-            [*map(self.stages.whole_group, self._groups)],
-            self._kind,
-            self._stage.parallelism.num_samples,
-        )
+        cells, kind = [*map(self.stages.whole_group, self._groups)], self._kind
+        size = self._stage.parallelism.num_samples
         if kind is None or size is None:
             return None
 
@@ -181,35 +179,45 @@ class _Balance:
 
 def first_plans(stages: StageModel) -> Iterator[Plan]:
     """Plans of one pipeline over all usable devices, of one stage or few, each of a run of machines by their speed that
-    share experts: as single devices, or in the largest TP groups; with samples on all of them, or on the faster half of
-    types alone."""
+    share experts: as single devices, or in the largest TP groups; with samples on all, or on all but the slowest type
+    alone."""
     problem = stages.problem
     schedules = [schedule for schedule in problem.schedules if not schedule.splits and not schedule.chunked]
-    zero = 1 if 1 in sharding_stages(problem.workload) else 0
-    if not schedules or zero not in sharding_stages(problem.workload):
+    shardings = [stage for stage in (1, 0) if stage in sharding_stages(problem.workload)]
+    if not schedules or not shardings or problem.space.num_pipelines not in (None, 1):
         return
     schedule = ONE_F_ONE_B if ONE_F_ONE_B in schedules else schedules[0]
     machines = sorted(
         problem.usable_by_machine.items(), key=lambda item: (-problem.cluster.machines[item[0]].gpu.flops_fp32, item[0])
     )
-    most = min(len(machines), problem.model.num_layers)
-    for count in (n for n in _STAGES if n <= most):
-        for whole in (False, True):
-            runs = [
-                [group for m, devices in machines[a:b] for group in _tp_groups(problem, m, devices, whole)]
-                for a, b in pairwise(_cuts(problem, [devices for _, devices in machines], count))
-            ]
+    most, fixed = min(len(machines), problem.model.num_layers), problem.space.num_stages
+    for count in _STAGES if fixed is None else (fixed,):
+        if count > most:
+            return
+        cuts = list(pairwise(_cuts(problem, [devices for _, devices in machines], count)))
+        ways = [
+            [[g for m in machines[a:b] for g in _tp_groups(problem, *m, whole)] for a, b in cuts] for whole in (0, 1)
+        ]
+        for runs in ways if ways[0] != ways[1] else ways[:1]:
+            plan = _plan_of_runs(problem, runs, schedule, Sharding(shardings[0]))
             for alone in (False, True):
-                plan = _plan_of_runs(problem, runs, Sharding(zero))
-                for s in range(count) if plan is not None else ():
-                    stage = None if plan is None else balance(stages, plan, 0, s, alone)
-                    plan = None if stage is None or plan is None else with_stage(plan, 0, s, stage)
-                if plan is not None:
-                    yield replace(plan, schedule=schedule)
+                balanced = None if plan is None else _balance_all(stages, plan, alone)
+                if balanced is not None:
+                    yield balanced
+
+
+def _balance_all(stages: StageModel, plan: Plan, alone: bool) -> Plan | None:
+    """`plan`, of one pipeline, with every stage as of `balance`; None where one does not fit."""
+    for s in range(len(plan.pipelines[0].stages)):
+        stage = balance(stages, plan, 0, s, alone)
+        if stage is None:
+            return None
+        plan = with_stage(plan, 0, s, stage)
+    return plan
 
 
 def _tp_groups(problem: Problem, machine: int, devices: Group, whole: bool) -> list[Group]:
-    """Devices of a machine as single ones, or in TP groups as large as possible."""
+    """Devices of a machine as single ones, or `whole`: in TP groups as large as possible."""
     size = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)[-1] if whole else 1
     types = [problem.cluster.gpu_of(device).type_name for device in devices]
     size = size if len(set(types)) == 1 and len(devices) % size == 0 else 1
@@ -228,7 +236,9 @@ def _cuts(problem: Problem, machines: Sequence[Group], count: int) -> list[int]:
     return [*cuts, len(machines)]
 
 
-def _plan_of_runs(problem: Problem, runs: Sequence[Sequence[Group]], sharding: Sharding) -> Plan | None:
+def _plan_of_runs(
+    problem: Problem, runs: Sequence[Sequence[Group]], schedule: Schedule, sharding: Sharding
+) -> Plan | None:
     """A pipeline with a stage for each of `runs`, layers by their memory; None where no micro-batch has a sequence for
     each replica."""
     batch, model = problem.workload.global_batch, problem.model
@@ -241,4 +251,4 @@ def _plan_of_runs(problem: Problem, runs: Sequence[Sequence[Group]], sharding: S
     )
     ends = [0, *np.cumsum(proportional(memory, model.num_layers)).tolist()]
     stages = [Stage(undivided(run, size), (span,)) for run, span in zip(runs, pairwise(ends), strict=True)]
-    return Plan((Pipeline(tuple(stages), batch // size, size),), ONE_F_ONE_B, sharding)
+    return Plan((Pipeline(tuple(stages), batch // size, size),), schedule, sharding)

@@ -29,7 +29,9 @@ def share_experts(stages: StageModel, priced: PricedPlan, rng: random.Random) ->
     plan, alone = _unshardedgroups_of(stages.problem, priced.plan), rng.random() < _ALONE
     if plan is None or any(line.num_chunks > 1 or line.depths for line in plan.pipelines):
         return None
-    pairs, several = _alike(plan), [p for p, line in enumerate(plan.pipelines) if len(line.stages) > 1]
+    space = stages.problem.space
+    pairs = [] if space.num_pipelines is not None else _alike(plan)
+    several = [p for p, line in enumerate(plan.pipelines) if len(line.stages) > 1 and space.num_stages is None]
     draw = rng.random()
     if pairs and draw < _PIPELINES:
         joined = _join_pipelines(stages.problem, plan, *rng.choice(pairs))
