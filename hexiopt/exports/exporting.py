@@ -22,6 +22,7 @@ from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.holdings import Holdings
+from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -137,7 +138,21 @@ def read_layout(
     stated_keys |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated_keys, table=ranks is not None)
     layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
+    _check_experts(str(file), layout)
     return replace(layout, notes=(reading_note(layout.problem, layout.plan), *layout.notes))
+
+
+def _check_experts(where: str, layout: ImportedPlan) -> None:
+    """Raise InputError where the devices of a TP group, of which the reader knows no more, would share experts."""
+    if not layout.problem.model.shares_experts:
+        return
+    for pipeline in layout.plan.pipelines:
+        for group in (stage.parallelism for stage in pipeline.stages):
+            if not isinstance(group, TensorParallel) or (len(group.devices) > 1 and group.degree is None):
+                raise InputError(
+                    f"{where}: says not which of its GPUs share the experts of {layout.problem.model.name}, or cuts each "
+                    "by columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
+                )
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hexiopt.exports.expert_groups import expert_degree, with_expert_groups
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
@@ -13,6 +14,7 @@ from hexiopt.exports.python_settings import python_settings
 from hexiopt.exports.settings import FileSettings, flat
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.vocabularies.torchtitan import VOCABULARY
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.schedule import Schedule
 
@@ -56,6 +58,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
         schedule = _schedule(settings)
         parts = _parts(settings, model.num_layers, stages, schedule)
     size, count, batch = _batch(settings, degrees, len(parts))
+    ep = _expert_degree(settings, degrees, model)
     recompute, priced = _recompute(settings, context, python=bases is not None)
     if sharded:
         policies = {"default": stages == 1, "always": True, "never": False}
@@ -72,6 +75,9 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if degrees.tp > 1:  # versions before 0.3 always have it
         key = "parallelism.enable_sequence_parallel"
         workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
+    if model.shares_experts:
+        balances = settings.name_in_use("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
+        workload["routing"] = "forced" if settings.flag(balances, default=False) else "natural"
     model_names = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
     settings.refuse()
     notes = (
@@ -99,6 +105,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             notes=notes,
         ),
     )
+    layout = with_expert_groups(layout, degrees.tp, ep)
     return shard_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
 
 
@@ -140,6 +147,14 @@ def _degrees(settings: FileSettings, context: ImportContext) -> _Degrees:
     if name == earlier and settings.word("training.data_parallel_type", {"fsdp": False, "ddp": True}, "fsdp"):
         replicate, shard = shard, 1
     return _Degrees(tp, stages, replicate, shard, world)
+
+
+def _expert_degree(settings: FileSettings, degrees: _Degrees, model: ModelSpec) -> int:
+    key = _name_in_use(settings, "expert_parallel_degree", "parallelism", "experimental")
+    if not model.shares_experts and key not in settings:
+        return 1
+    ep = settings.whole(key, 1)
+    return expert_degree(settings, key, model, ep=ep, tp=degrees.tp, shard=degrees.shard)
 
 
 def _batch(settings: FileSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
