@@ -69,7 +69,7 @@ def replicas_apart(problem: Problem, plan: Plan, refuse: Refuse) -> tuple[Plan, 
     if len(degrees) > 1:
         raise InputError(
             f"export.format: stages share experts among {ep} devices of TP degrees "
-            f"{' and '.join(map(str, sorted(degrees)))}, where one for all can be written; state one \"degree\" for all "
+            f'{" and ".join(map(str, sorted(degrees)))}, where one for all can be written; state one "degree" for all '
             "stages in the plan file, and price it again"
         )
     return replace(plan, pipelines=tuple(map(_apart, plan.pipelines))), ep
@@ -92,8 +92,8 @@ def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
     samples, rest = divmod(size, parallelism.num_replicas)
     if rest or not samples:
         raise InputError(
-            f"export.format: a micro-batch of {size} sequences is not divided by the {parallelism.num_replicas} replicas "
-            'that share experts; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
+            f"export.format: {parallelism.num_replicas} replicas that share experts cannot divide {size} sequences of a "
+            'micro-batch; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
         )
     return Replicated(tuple(Replica(devices, samples) for devices in parallelism.parameter_copies))
 
@@ -117,7 +117,9 @@ def expert_degree(settings: FileSettings, key: str, model: ModelSpec, *, ep: int
             settings.fault(what, f"shares experts, of which {model.name} has none; give the model that is trained")
         return 1
     if ep == 1 < tp:
-        settings.fault(what, f"cuts each expert by columns over TP {tp}, which is not modelled; take a multiple of {tp}")
+        settings.fault(
+            what, f"cuts each expert by columns over TP {tp}, which is not modelled; take a multiple of {tp}"
+        )
     elif ep % tp:
         settings.fault(what, f"parts the TP groups of {tp}, which is not modelled; take a multiple of {tp}")
     elif shard * tp % ep:

@@ -150,8 +150,8 @@ def _check_experts(where: str, layout: ImportedPlan) -> None:
         for group in (stage.parallelism for stage in pipeline.stages):
             if not isinstance(group, TensorParallel) or (len(group.devices) > 1 and group.degree is None):
                 raise InputError(
-                    f"{where}: says not which of its GPUs share the experts of {layout.problem.model.name}, or cuts each "
-                    "by columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
+                    f"{where}: says not which GPUs share the experts of {layout.problem.model.name}, or cuts each by "
+                    "columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
                 )
 
 

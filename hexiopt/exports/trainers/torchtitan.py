@@ -66,10 +66,10 @@ def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
     return torch_lists(plan, PlanPricer(problem).place_pipelines(plan))
 
 
-def _text(
-    values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists: bool, titan: TitanModel | None
-) -> str:
-    base = ["from torchtitan.models.llama3.config_registry import llama3_8b as base"] if titan is None else titan.imports
+def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists: bool, titan: TitanModel | None) -> str:
+    base = (
+        ["from torchtitan.models.llama3.config_registry import llama3_8b as base"] if titan is None else titan.imports
+    )
     flavor = None if titan is None else titan.flavor
     lines = [
         f'"""For {TARGET}: torchrun -m torchtitan.train --module {MODULE} --config plan.',
@@ -139,7 +139,7 @@ class TorchTitanFormat(Trainer):
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         preset = super().preset(problem)
         # Replicas that share experts shard the other layers.
-        return preset | {"workload.optimizer_sharding": ("2", "3")} if problem.model.shares_experts else preset
+        return {**preset, "workload.optimizer_sharding": ("2", "3")} if problem.model.shares_experts else preset
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         refuse, model = self.refuse, problem.model

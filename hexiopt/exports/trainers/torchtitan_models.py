@@ -24,8 +24,10 @@ class TitanModel:
 
     def trains(self, model: ModelSpec) -> bool:
         """Whether a model has this shape, layers that predict further tokens aside."""
-        sizes = model.hidden_size, model.vocab_size, model.tied_embeddings
-        return sizes == (self.hidden_size, self.vocab_size, False) and model.layers == self.layers
+        sizes, form = (model.hidden_size, model.vocab_size), model.decoder_form
+        if model.tied_embeddings or (form.norm, form.positions, form.head_bias) != ("rms", "rope", False):
+            return False
+        return sizes == (self.hidden_size, self.vocab_size) and model.layers == self.layers
 
     @property
     def imports(self) -> list[str]:
@@ -63,9 +65,7 @@ _236B = Experts(count=160, top_k=6, ffn_size=1536, shared=3072)
 _671B = Experts(count=256, top_k=8, ffn_size=2048, shared=2048)
 _DEBUG = Experts(count=8, top_k=3, ffn_size=256, shared=512)
 MODELS = (
-    TitanModel(
-        "deepseek_v3", "deepseek_v3_debugmodel", 256, 2048, _deepseek(_latent(16, 0), (1, 1024), (5, _DEBUG))
-    ),
+    TitanModel("deepseek_v3", "deepseek_v3_debugmodel", 256, 2048, _deepseek(_latent(16, 0), (1, 1024), (5, _DEBUG))),
     TitanModel("deepseek_v3", "deepseek_v3_16b", 2048, 102400, _deepseek(_latent(16, 0), (1, 10944), (26, _16B))),
     TitanModel(
         "deepseek_v3", "deepseek_v3_16b", 5120, 102400, _deepseek(_latent(128, 1536), (1, 12288), (59, _236B)), "236B"

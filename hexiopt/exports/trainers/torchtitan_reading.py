@@ -79,6 +79,8 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
         balances = settings.name_in_use("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
         workload["routing"] = "forced" if settings.flag(balances, default=False) else "natural"
     model_names = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
+    if "model_spec.0" in settings:
+        settings.get("model_spec")  # the name of the function that the flavor is given to
     settings.refuse()
     notes = (
         *(f"{base}() is not in the file, and what it sets is not read" for base in bases or ()),
