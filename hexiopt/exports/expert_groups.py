@@ -92,8 +92,8 @@ def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
     samples, rest = divmod(size, parallelism.num_replicas)
     if rest or not samples:
         raise InputError(
-            f"export.format: {parallelism.num_replicas} replicas that share experts cannot divide {size} sequences of a "
-            'micro-batch; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
+            f"export.format: {parallelism.num_replicas} replicas that share experts cannot divide {size} sequences of "
+            'a micro-batch; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
         )
     return Replicated(tuple(Replica(devices, samples) for devices in parallelism.parameter_copies))
 

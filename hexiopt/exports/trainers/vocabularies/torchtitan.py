@@ -17,7 +17,7 @@ _LEAVE = "import the layout without it"
 _OPTIMIZER = other_optimizers("adam adamw default_adamw default_adam", "import with AdamW")
 
 VOCABULARY = Vocabulary(
-    # Of context parallelism are settings of what is refused.
+    # Of context parallelism, and of experts in 8 bits, are settings of what is refused: the degree, and the converter.
     harmless=words("""
         activation_checkpoint.debug activation_checkpoint.determinism_check
         activation_checkpoint.visualize_memory_budget_pareto checkpoint checkpoint.* comm.* dataloader dataloader.*
@@ -26,7 +26,8 @@ VOCABULARY = Vocabulary(
         memory_estimation.* metrics metrics.* model.hf_assets_path model.print_after_conversion model.tokenizer_path
         optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.fused optimizer.lr optimizer.weight_decay
         parallelism.context_parallel_load_balancer parallelism.context_parallel_ptrr_mask_key
-        parallelism.context_parallel_rotate_method profiler profiler.* profiling.* tokenizer tokenizer.*
+        parallelism.context_parallel_rotate_method profiler profiler.* profiling.* quantize.grouped_mm.* tokenizer
+        tokenizer.*
         training.dataloader.* training.dataset training.dataset_path
         training.disable_cuda_graphs training.gc_freq training.max_norm training.seed training.steps
         training.warmup_steps validation.* validator validator.*
@@ -54,7 +55,6 @@ VOCABULARY = Vocabulary(
         "parallelism.pipeline_parallel_schedule_csv": f"is a schedule of its own, which is not modelled; {_LEAVE}",
         "experimental.pipeline_parallel_schedule_csv": f"is a schedule of its own, which is not modelled; {_LEAVE}",
         "experimental.pipeline_parallel_split_mode": unless(("manual",), "splits by tracing; take manual"),
-        "quantize.grouped_mm*": f"computes experts in 8 bits, which is not modelled; {_LEAVE}",
         "quantize.linear.float8.enable_fsdp_float8_all_gather": "gathers weights in FP8, where 16 bits are priced; "
         "set it false",
         "training.fp8_linear": unless(("", "dynamic"), "is not read here; take dynamic, or leave it out"),
