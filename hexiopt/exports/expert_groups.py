@@ -152,10 +152,10 @@ def _runs(pipelines: Sequence[Pipeline], length: int) -> Iterator[Sequence[Pipel
 
 
 def _together(pipelines: Sequence[Pipeline], tp: int) -> Pipeline:
-    def joined(stages: tuple[Stage, ...]) -> Stage:
+    def join(stages: tuple[Stage, ...]) -> Stage:
         devices = tuple(device for stage in stages for device in stage.devices)
         return replace(stages[0], parallelism=TensorParallel(devices, degree=tp if len(devices) > 1 else None))
 
-    stages = tuple(map(joined, zip(*(pipeline.stages for pipeline in pipelines), strict=True)))
+    stages = tuple(map(join, zip(*(pipeline.stages for pipeline in pipelines), strict=True)))
     size = sum(pipeline.micro_batch_size for pipeline in pipelines)
     return replace(pipelines[0], stages=stages, micro_batch_size=size)
