@@ -1,4 +1,5 @@
-"""The layout in a torchtitan configuration: a Python function of 0.3, or the TOML of earlier versions."""
+"""The layout in a torchtitan configuration: a Python function of 0.3 or a command that changes one, or the TOML of
+earlier versions."""
 
 import re
 import tomllib
@@ -10,8 +11,9 @@ from hexiopt.exports.expert_groups import expert_degree, with_expert_groups
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
-from hexiopt.exports.python_settings import python_settings
+from hexiopt.exports.python_settings import is_python, python_settings
 from hexiopt.exports.settings import FileSettings, flat
+from hexiopt.exports.shell.dotted_arguments import dotted_settings, has_dotted_arguments
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.vocabularies.torchtitan import VOCABULARY
 from hexiopt.problem.model import ModelSpec
@@ -49,8 +51,10 @@ class EveryRecompute(BlockRecompute):
 def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     """The problem and the plan of a configuration. Raises InputError for settings that our plans cannot express."""
     model = context.require_model("torchtitan")
-    settings, bases = _settings(text, context)
+    settings, bases, world, passed = _settings(text, context)
     degrees = _degrees(settings, context)
+    if world is not None and degrees.world not in (None, world):
+        settings.fault("its degrees", f"are of {degrees.world} GPUs, and the command starts {world}; correct one")
     stages, sharded = degrees.stages, degrees.shard > 1
     schedule, *_ = TRAINER_SCHEDULES["torchtitan"]
     parts, reshard = [model.num_layers], False
@@ -87,6 +91,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
         *([f"the file's model is {' '.join(model_names)}, and {model.name} is priced"] if model_names else []),
         *priced,
         *assumed,
+        *passed,
         *settings.notes(),
     )
     layout = import_job(
@@ -102,7 +107,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             global_batch=batch,
             schedule=schedule,
             sharding=3 if reshard else 2 if sharded else 0,
-            world=degrees.world,
+            world=degrees.world or world,
             workload=workload,
             notes=notes,
         ),
@@ -180,16 +185,28 @@ def _name_in_use(settings: FileSettings, name: str, *tables: str) -> str:
     return settings.name_in_use(*(f"{table}.{name}" for table in tables))
 
 
-def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None]:
-    """The settings of a TOML file and None, or of a Python configuration and the outside functions that it changes."""
+def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None, int | None, tuple[str, ...]]:
+    """The settings of a TOML file and None, or of a Python configuration or a command and the outside functions that it
+    changes; the number of ranks that a command states, and notes on it."""
+    bases: list[str] | None = None
+    world, notes = None, tuple[str, ...]()
     try:
-        data, bases = tomllib.loads(text), None
+        data = dict(flat(tomllib.loads(text)))
     except (tomllib.TOMLDecodeError, RecursionError):
-        data, bases = python_settings(text, context.where)
-    settings = FileSettings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
+        if has_dotted_arguments(text) and not is_python(text):
+            data, world, notes = dotted_settings(text, context.where)
+            function, module = data.pop("config", None), data.pop("module", None)
+            if function is None:
+                context.fail(
+                    "names no configuration by --config; import the file that the command changes, with its values"
+                )
+            bases = [".".join(str(name) for name in (module, function) if name is not None)]
+        else:
+            data, bases = python_settings(text, context.where)
+    settings = FileSettings(context, data, VOCABULARY)
     if not any(name.startswith(("parallelism.", "training.")) for name in settings):
         context.fail(f"assigns no ..._{_DEGREE}; give the configuration of a torchtitan run")
-    return settings, bases
+    return settings, bases, world, notes
 
 
 def _schedule(settings: FileSettings) -> Schedule:

@@ -272,7 +272,11 @@ def problem_of(plan: Plan, model: ModelSpec = QWEN, **workload: Any) -> Problem:
 @pytest.mark.parametrize(
     ("name", "plan", "refusal"),
     [
-        ("torchtitan", plan_of((4, 2), (8, 2), zero=0), "shares experts among 8 devices, another among 4.*uneven_tp=false"),
+        (
+            "torchtitan",
+            plan_of((4, 2), (8, 2), zero=0),
+            "shares experts among 8 devices, another among 4.*uneven_tp=false",
+        ),
         ("deepspeed", plan_of((4, 2), (4, 1), zero=1), 'TP degrees 1 and 2, where one for all.*one "degree"'),
         ("torchtitan", plan_of((4, 2), zero=0), "share experts and shard nothing else.*optimizer_sharding=2"),
         ("torchtitan", plan_of((4, 1), size=2), "4 replicas that share experts cannot divide 2 sequences"),
@@ -410,6 +414,43 @@ def test_routing_that_is_forced_is_read_and_written() -> None:
         "moe_force_load_balance = True"
         in TRAINERS["torchtitan"].write(layout.problem, layout.plan).files["hexiopt_plan.py"]
     )
+
+
+COMMAND = """
+torchrun --nnodes=2 --nproc_per_node=8 -m torchtitan.train --module deepseek_v3 --config deepseek_v3_16b \\
+  --training.local_batch_size 4 --training.seq-len=2048 --parallelism.expert_parallel_degree 8 \\
+  --parallelism.data_parallel_shard_degree=8 --parallelism.tensor_parallel_degree=2 \\
+  --parallelism.no-enable-sequence-parallel --metrics.log_freq 1
+"""
+
+
+def command(text: str) -> ImportedPlan:
+    devices, workload = tuple(range(16)), Workload(recompute="full")
+    context = ImportContext("file", H100S, devices, TITANS[1], workload, Space(), frozenset({"recompute"}))
+    return TRAINERS["torchtitan"].read(text, context)
+
+
+def test_a_command_of_torchtitan_is_read_with_its_overrides() -> None:
+    layout = command(COMMAND)
+    assert [pipeline.stages[0].parallelism for pipeline in layout.plan.pipelines] == [
+        TensorParallel(tuple(range(at, at + 8)), degree=2) for at in (0, 8)
+    ]
+    assert (layout.problem.workload.seq_len, layout.problem.workload.sequence_parallel) == (2048, False)
+    assert "deepseek_v3.deepseek_v3_16b() is not in the file, and what it sets is not read" in layout.notes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refusal"),
+    [
+        ("--config deepseek_v3_16b", "", "names no configuration by --config"),
+        ("nproc_per_node=8", "nproc_per_node=4", "are of 16 GPUs, and the command starts 8"),
+        ("size 4", "size $X", "is not a whole number from 1 on"),
+        ("tensor_parallel_degree=2", "tensor_parallel_degree=16", "8: parts the TP groups of 16"),
+    ],
+)
+def test_a_command_that_is_no_layout_is_refused(before: str, after: str, refusal: str) -> None:
+    with pytest.raises(InputError, match=refusal):
+        command(COMMAND.replace(before, after))
 
 
 # ----------------------------------------------------------------------------- presets
