@@ -137,22 +137,23 @@ def read_layout(
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
     stated_keys |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated_keys, table=ranks is not None)
-    layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
-    _check_experts(str(file), layout)
+    trainer = TRAINERS[format]
+    layout = _with_its_freedoms(trainer.read(read_text(file), context))
+    if layout.problem.model.shares_experts and trainer.unsuitable_kinds(layout.problem) is not None:
+        _check_experts(str(file), layout)
     return replace(layout, notes=(reading_note(layout.problem, layout.plan), *layout.notes))
 
 
 def _check_experts(where: str, layout: ImportedPlan) -> None:
-    """Raise InputError where the devices of a TP group, of which the reader knows no more, would share experts."""
-    if not layout.problem.model.shares_experts:
-        return
-    for pipeline in layout.plan.pipelines:
-        for group in (stage.parallelism for stage in pipeline.stages):
-            if not isinstance(group, TensorParallel) or (len(group.devices) > 1 and group.degree is None):
-                raise InputError(
-                    f"{where}: says not which GPUs share the experts of {layout.problem.model.name}, or cuts each by "
-                    "columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
-                )
+    """Raise InputError where devices would share experts in a TP group of which the format says no more."""
+    stages = (stage.parallelism for pipeline in layout.plan.pipelines for stage in pipeline.stages)
+    for group in stages:
+        degree = group.degree if isinstance(group, TensorParallel) else None
+        if degree is None and any(len(devices) > 1 for devices in group.executors):
+            raise InputError(
+                f"{where}: says not which GPUs share the experts of {layout.problem.model.name}, or cuts each by "
+                "columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
+            )
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:

@@ -5,13 +5,14 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import write_program
+from hexiopt.exports.exporting import read_layout, write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
@@ -30,6 +31,7 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS
+from tests.hexiopt.exports.random_plans import drawn
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, KINDS, MIXED, model_of
 
 QWEN = TITANS[4]  # the debug model, of 64 experts
@@ -241,8 +243,10 @@ def test_models_of_torchtitan_have_its_parameters() -> None:
 def test_accelerates_launcher_would_set_the_environment(tmp_path: Any) -> None:
     launch = pytest.importorskip("accelerate.commands.launch", reason="accelerate is missing")
     utils = pytest.importorskip("accelerate.utils.launch")
-    for seed in range(4):
-        problem, plan = drawn_plan("accelerate", seed)
+    rngs = [random.Random(f"environment {seed}") for seed in range(8)]
+    for problem, plan in [*map(EXPERT_PLANS["accelerate"], rngs[:4]), *(drawn("accelerate", rng) for rng in rngs[4:])]:
+        if len(plan.devices()) == 1:
+            continue
         program = TRAINERS["accelerate"].write(problem, plan)
         path = tmp_path / "accelerate.yaml"
         path.write_text(program.files["accelerate.yaml"])
@@ -406,6 +410,29 @@ def test_other_files_that_are_no_plan_of_experts_are_refused(name: str, text: An
         read(name, text, QWEN)
 
 
+def test_no_argument_of_a_distributed_config_goes_in_silence() -> None:
+    def answer(text: str) -> object:
+        try:
+            layout = TRAINERS["accelerate"].read(text, context)
+        except InputError:
+            return "refused"
+        return layout.plan, layout.problem, sorted(layout.notes)
+
+    for seed in range(8):
+        problem, plan = drawn_plan("accelerate", seed)
+        program = TRAINERS["accelerate"].write(problem, plan)
+        text = program.files["accelerate.yaml"]
+        context = ImportContext("f", problem.cluster, program.devices, problem.model, Workload(), Space(), table=True)
+        whole = answer(text)
+        assert whole != "refused"
+        for name, value in arguments_of_config(text).items():
+            misspelt = re.sub(rf"\b{name}=", f"{name}s=", text)
+            assert answer(misspelt) != whole
+            if value not in (1, False):
+                assert answer(re.sub(rf"\b{name}=\w+(, )?", "", text)) != whole
+        assert answer(text.replace("gradient_checkpointing", "checkpointing")) != whole
+
+
 def test_routing_that_is_forced_is_read_and_written() -> None:
     forced = TOML.replace("replicate_degree = 2", "replicate_degree = 1") + "[debug]\nmoe_force_load_balance = true\n"
     layout = read("torchtitan", forced, QWEN, Cluster.of({"h100_80gb_sxm": 8}))
@@ -414,6 +441,25 @@ def test_routing_that_is_forced_is_read_and_written() -> None:
         "moe_force_load_balance = True"
         in TRAINERS["torchtitan"].write(layout.problem, layout.plan).files["hexiopt_plan.py"]
     )
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_formats_without_experts_are_read_where_no_gpus_share_them(tmp_path: Path, tp: int) -> None:
+    groups = [[tp], [tp]]
+    data = {
+        "hetero_configs": groups,
+        "layer_partitions": [[8], [8]],
+        "hexiopt": {"chunks": [2, 2], "recompute": "none"},
+    }
+    file = tmp_path / "flashflex.json"
+    file.write_text(json.dumps(data | {"hexiopt": {**data["hexiopt"], "global_bsz_size": [4, 4]}}))
+    cluster = Cluster.of({"h100_80gb_sxm": 2 * tp})
+    layout = ("flashflex", file, cluster, QWEN, Workload(precision="fp16"), Space(), None)
+    if tp == 1:
+        assert len(read_layout(*layout).plan.pipelines) == 2
+    else:
+        with pytest.raises(InputError, match="says not which GPUs share the experts of kinds"):
+            read_layout(*layout)
 
 
 COMMAND = """
