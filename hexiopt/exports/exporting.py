@@ -22,7 +22,7 @@ from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.numbers.messages import TRAINING
 from hexiopt.plan.holdings import Holdings
-from hexiopt.plan.parallelism import ExpertParallel
+from hexiopt.plan.parallelism import ExpertParallel, TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -61,11 +61,9 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
 
 def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
-    if problem.model.layers:
-        raise InputError(
-            f"export.format: {trainer.name} is not written for experts, nor for layers of several kinds, as those of "
-            f"{problem.model.name}; export plans of models whose layers are equal"
-        )
+    kinds = trainer.unsuitable_kinds(problem)
+    if kinds is not None:
+        raise InputError(f"export.format: {trainer.name} {kinds}")
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             if isinstance(stage.parallelism, ExpertParallel):
@@ -143,8 +141,23 @@ def read_layout(
         devices = devices_of_table(read_text(Path(ranks)), cluster, ranks)
     stated_keys |= {name for name, value in vars(workload).items() if value != getattr(Workload(), name)}
     context = ImportContext(str(file), cluster, devices, model, workload, space, stated_keys, table=ranks is not None)
-    layout = _with_its_freedoms(TRAINERS[format].read(read_text(file), context))
+    trainer = TRAINERS[format]
+    layout = _with_its_freedoms(trainer.read(read_text(file), context))
+    if layout.problem.model.shares_experts and trainer.unsuitable_kinds(layout.problem) is not None:
+        _check_experts(str(file), layout)
     return replace(layout, notes=(reading_note(layout.problem, layout.plan), *layout.notes))
+
+
+def _check_experts(where: str, layout: ImportedPlan) -> None:
+    """Raise InputError where devices would share experts in a TP group of which the format says no more."""
+    stages = (stage.parallelism for pipeline in layout.plan.pipelines for stage in pipeline.stages)
+    for group in stages:
+        degree = group.degree if isinstance(group, TensorParallel) else None
+        if degree is None and any(len(devices) > 1 for devices in group.executors):
+            raise InputError(
+                f"{where}: says not which GPUs share the experts of {layout.problem.model.name}, or cuts each by "
+                "columns, which is not modelled; import a layout of TP 1, or of a format that states EP"
+            )
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:

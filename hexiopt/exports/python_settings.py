@@ -59,6 +59,15 @@ def python_settings(text: str, where: str) -> tuple[dict[str, Any], list[str]]:
     return configuration.values, configuration.bases
 
 
+def is_python(text: str) -> bool:
+    """Whether a text is a Python module."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 class _Module:
     def __init__(self, tree: ast.Module) -> None:
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

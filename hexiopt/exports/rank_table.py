@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, fields
 from itertools import groupby
 
 from hexiopt.errors import InputError
+from hexiopt.plan.parallelism import Devices, SequenceParallel, StageParallelism
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 
@@ -18,7 +19,8 @@ FILE = "ranks.tsv"
 class RankRow:
     """One process: its rank, its GPU (`cuda_index` of `machine`), and its place in the plan.
 
-    `tp_rank` is its number in the TP group, or among the devices of a sequence layout.
+    `replica` counts those that share experts too; `tp_rank` is its number in the TP group, or among the devices of a
+    sequence layout.
     """
 
     rank: int
@@ -58,14 +60,20 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        for r, executor in enumerate(stage.parallelism.executors)
-        for t, device in enumerate(executor)
+        for r, group in enumerate(_replicas(stage.parallelism))
+        for t, device in enumerate(group)
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"
     return tuple(
         RankRow(rank, cluster.machines[int(cluster.machine_of[d])].name, int(cluster.index_in_machine[d]), *place[d])
         for rank, d in enumerate(devices)
     )
+
+
+def _replicas(parallelism: StageParallelism) -> tuple[Devices, ...]:
+    """The devices of each replica; all those of a sequence layout are one."""
+    whole = isinstance(parallelism, SequenceParallel)
+    return parallelism.executors if whole else parallelism.parameter_copies
 
 
 def agents(rows: Sequence[RankRow]) -> tuple[Agent, ...]:

@@ -1,9 +1,19 @@
 """A note of one line on what was read from another trainer's file."""
 
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import JOINED
+
+
+def _ep_degree(stage: Stage, model: ModelSpec) -> int:
+    return len(stage.parallelism.executors[0]) if model.shares_experts else 1
+
+
+def _replica_samples(stage: Stage, micro_batch_size: int) -> int:
+    group = stage.parallelism
+    return group.samples(micro_batch_size)[0] * len(group.executors) // len(group.parameter_copies)
 
 
 def reading_note(problem: Problem, plan: Plan) -> str:
@@ -11,12 +21,13 @@ def reading_note(problem: Problem, plan: Plan) -> str:
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
     degrees = {
         "TP": [
-            len(replica.devices) for p in plan.pipelines for stage in p.stages for replica in stage.parallelism.replicas
+            len(devices) for p in plan.pipelines for stage in p.stages for devices in stage.parallelism.parameter_copies
         ],
+        "EP": [_ep_degree(stage, model) for p in plan.pipelines for stage in p.stages],
         "PP": [len(pipeline.stages) for pipeline in plan.pipelines],
         "VP": [pipeline.num_chunks for pipeline in plan.pipelines],
-        "DP": [sum(len(pipeline.stages[0].parallelism.replicas) for pipeline in plan.pipelines)],
-        "micro-batch": [stage.parallelism.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
+        "DP": [sum(len(pipeline.stages[0].parallelism.parameter_copies) for pipeline in plan.pipelines)],
+        "micro-batch": [_replica_samples(stage, p.micro_batch_size) for p in plan.pipelines for stage in p.stages],
     }
     degrees_in_words = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)
@@ -27,8 +38,7 @@ def reading_note(problem: Problem, plan: Plan) -> str:
     gradients = f"gradients of {workload.states.gradient} bytes"
     parts = [
         f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
-        *(f"{name} {degrees_in_words[name]}" for name in ("TP", "PP", "VP", "DP")),
-        "EP 1",
+        *(f"{name} {degrees_in_words[name]}" for name in ("TP", "PP", "VP", "DP", "EP")),
         "CP 1",
         *([] if same else [f"stages of {layers} layers"]),
         f"micro-batch {degrees_in_words['micro-batch']}",

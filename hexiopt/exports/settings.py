@@ -10,7 +10,6 @@ from hexiopt.reading import MAX_DEPTH, as_mapping, parse
 
 AUTO = "auto"  # what a training script fills in when it runs
 _MOST = 10**9
-EXPERTS = "mixtures of experts are not planned; import a dense layout"
 OFFLOAD = "keeps states in CPU memory or on NVMe, which is not modelled; import the layout without offload"
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from hexiopt.exports.shell.evaluation import Evaluation, Path
 from hexiopt.exports.shell.values import Node, Unknown, Unknowns, Value, is_open
 
 Words = list[str | Unknown]
-_ARGUMENT = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?\Z", re.DOTALL)
+_ARGUMENT = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?\Z", re.DOTALL)
 _SBATCH = re.compile(r"^\s*#SBATCH\s+(.*)$", re.MULTILINE)
 _OPTION = re.compile(r"(--[a-z-]+|-[A-Za-z])(?:[ =]\s*|(?<=-[A-Za-z]))(\S+)")
 _BLANK = re.compile(r"<[A-Za-z][^<>|&;$\n]*>")

@@ -3,19 +3,35 @@
 `accelerate launch` takes equal machines alone, so ranks are started by torchrun. The batch is the training script's:
 the numbers stand in a comment and are read from there. Ranks are t + T·p. FSDP of both versions, DDP, and what it hands
 to DeepSpeed and Megatron-LM are read.
+
+Models with experts are sharded by transformers as they are loaded, and Accelerate leaves them so: the script gives
+`from_pretrained` the `DistributedConfig` in the comment. An EP group is `ep_size` consecutive ranks, whose TP groups
+have batches of their own (huggingface/transformers 5.23.0, `distributed/utils.py`, `initialize_distributed_mesh`, and
+`distributed/expert_parallel.py`, `AllToAllEP`). Without `ep_size`, and before huggingface/transformers#48792, all ranks
+share one batch and each computes all but the experts, which no plan has.
 """
 
+import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from hexiopt.errors import InputError
+from hexiopt.exports.expert_groups import (
+    divides_layers,
+    expert_degree,
+    group_note,
+    replicas_apart,
+    with_expert_groups,
+)
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (
     BlockRecompute,
+    JobLayout,
     grid_of,
     note_lines,
     schedule_of,
@@ -27,13 +43,17 @@ from hexiopt.exports.settings import FileSettings, flat, script_notes, unknown_k
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.vocabularies.accelerate import TOP, VOCABULARY
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import as_mapping, parse
 
-TARGET = "Accelerate 1.15"
+TARGET, MODELS_TARGET = "Accelerate 1.15", "transformers 5.23"
 FILE = "accelerate.yaml"
 _LAYERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _BATCH = re.compile(r"(per_device_train_batch_size|gradient_accumulation_steps)=(\d{1,7})\b")
+_RECOMPUTE = re.compile(r"gradient_checkpointing=(True|False)\b")
+_MODEL = "DistributedConfig"
+_MODEL_CALL = re.compile(rf"\b{_MODEL}\([^()\n]*\)")
 _PRECISIONS = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _NO_SEQUENCE_PARALLELISM = "TP of transformers has no sequence parallelism, with which the plan was priced"
 # Of FSDP 1, by name and number: the ZeRO stage, and the groups within which it shards.
@@ -58,6 +78,7 @@ class _Kind:
     sharding: int = 0
     groups: str = "all"
     replicas: int = 1  # groups of pipelines that shard within themselves
+    ep: int = 1
     recompute: str | None = None  # None: the training script's
     accumulation: int | None = None
     gradient_bytes: int = 2
@@ -100,6 +121,25 @@ def _fsdp(settings: FileSettings, world: int) -> _Kind:
         settings.fault("parallelism_config", f"does not shard over {world} GPUs; correct its sizes")
     stage = 0 if shard == 1 else 3 if settings.flag(reshard, default=True) else 2
     return _Kind(tp, sharding=stage, replicas=replicas, recompute=policy, notes=notes)
+
+
+def _of_model(settings: FileSettings, model: ModelSpec, world: int) -> _Kind:
+    """What the `DistributedConfig` of transformers says, by which the model is sharded as it is loaded."""
+    kind = settings.word("distributed_type", {"MULTI_GPU": 1, "NO": 1}, "MULTI_GPU")
+    tp, shard, replicas = (
+        settings.whole(f"{_MODEL}.{name}", 1) for name in ("tp_size", "fsdp_size", "dp_replicate_size")
+    )
+    settings.require(kind * tp * shard * replicas == world, _MODEL, f"has not {world} GPUs in its sizes; correct them")
+    key, shares = f"{_MODEL}.ep_size", f"{_MODEL}.enable_expert_parallel"
+    if key not in settings and shares in settings and settings.flag(shares, default=False):
+        what = "gives all ranks one batch, and all but the experts to each to compute, which is not modelled"
+        settings.fault(shares, f"{what}; state ep_size")
+    ep = settings.whole(key, 1) if key in settings or model.shares_experts else 1
+    ep = expert_degree(settings, key, model, ep=ep, tp=tp, shard=shard)
+    mixed = settings.flag(f"{_MODEL}.fsdp_mixed_precision", default=False)
+    if shard * replicas > 1 and mixed != (_precision(settings) == "bf16"):
+        settings.fault(f"{_MODEL}.fsdp_mixed_precision {mixed}", "is not what mixed_precision says; state bf16 in both")
+    return _Kind(tp, sharding=3 if shard > 1 else 0, replicas=replicas, ep=ep, gradient_bytes=4)
 
 
 def _ddp(settings: FileSettings, world: int) -> _Kind:
@@ -146,12 +186,99 @@ _KINDS: dict[str, Callable[[FileSettings, int], _Kind]] = {
 }
 
 
+def _call(text: str, context: ImportContext) -> dict[str, Any]:
+    """The arguments of a `DistributedConfig` in the comments of a file, by dotted names; empty where there is none."""
+    if (match := _MODEL_CALL.search(text)) is None:
+        return {}
+    try:
+        call = ast.parse(match[0], mode="eval").body
+        keywords = call.keywords if isinstance(call, ast.Call) and not call.args else [ast.keyword(None, call)]
+        return {f"{_MODEL}.{keyword.arg}": ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError):
+        context.fail(f"{_MODEL} has other arguments than names with values; write them out")
+
+
+# ----------------------------------------------------------------------------- writing
+
+
+_Parts = tuple[dict[str, Any], str, tuple[str, ...]]  # the document, further arguments of the script, notes
+
+
+def _document(problem: Problem, kind: str, num_processes: int) -> dict[str, Any]:
+    precision = problem.workload.precision
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": "no" if precision == "fp32" else precision,
+        "num_machines": 1,
+        "num_processes": num_processes,
+        "machine_rank": 0,
+    }
+
+
+def _by_accelerate(problem: Problem, grid: JobLayout, degrees: tuple[int, int, int], policy: str) -> _Parts:
+    tp, _, zero = degrees
+    document = _document(problem, "FSDP", grid.dp * tp) | {
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": zero == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": f"{_LAYERS[problem.model.architecture]}DecoderLayer",
+            "fsdp_activation_checkpointing": policy == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        },
+        "parallelism_config": {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": grid.dp,
+            "parallelism_config_tp_size": tp,
+            "parallelism_config_cp_size": 1,
+        },
+    }
+    return document, "", ()
+
+
+def _by_model(problem: Problem, grid: JobLayout, degrees: tuple[int, int, int], policy: str) -> _Parts:
+    """Of models with experts, which transformers shards. Raises InputError for FP16, which it does not state."""
+    (tp, ep, _), workload = degrees, problem.workload
+    if workload.precision == "fp16":
+        raise InputError(
+            f"export.format: accelerate is written for bf16 and fp32 where models have experts ({MODELS_TARGET}); plan "
+            "with workload.precision=bf16"
+        )
+    mixed = workload.precision == "bf16"
+    sizes = f"tp_size={tp}, fsdp_size={grid.dp}, ep_size={ep}, fsdp_mixed_precision={mixed}"
+    notes = (
+        f"Accelerate shards nothing: load your model, in FP32, by {MODELS_TARGET}, whose from_pretrained takes "
+        f"distributed_config={_MODEL}({sizes})",
+        *(group_note(ep, tp),) * (ep > 1),
+        *("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
+        * (mixed and workload.gradient_bytes == 2),
+        *("experts are chosen by the router, where the plan was priced with workload.routing=forced",)
+        * (workload.routing == "forced"),
+    )
+    kind = "MULTI_GPU" if grid.dp * tp > 1 else "NO"
+    return _document(problem, kind, grid.dp * tp), f" gradient_checkpointing={policy == 'full'}", notes
+
+
+def _environment(document: Mapping[str, Any]) -> dict[str, str]:
+    """The variables by which `accelerate launch` hands the document to ranks, which it would start itself
+    (`accelerate/utils/launch.py`, `prepare_multi_gpu_env`)."""
+    variables = {"ACCELERATE_MIXED_PRECISION": document["mixed_precision"]}
+    if "fsdp_config" in document:
+        variables |= {"ACCELERATE_USE_FSDP": True, "ACCELERATE_USE_PARALLELISM_CONFIG": True}
+        fsdp = {
+            key.replace("transformer_layer_cls", "transformer_cls"): v for key, v in document["fsdp_config"].items()
+        }
+        variables |= {key.upper(): value for key, value in {**fsdp, **document["parallelism_config"]}.items()}
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in variables.items()}
+
+
 class AccelerateFormat(Trainer):
     """Accelerate's configuration of FSDP2."""
 
     name = "accelerate"
     target = TARGET
-    expresses = "data parallelism with one TP degree, ZeRO-2 or 3 (FSDP2); no pipelines"
+    expresses = "data parallelism with one TP degree, ZeRO-2 or 3 (FSDP2), with experts one EP degree; no pipelines"
     schedules = TRAINER_SCHEDULES["accelerate"]
     choices = EVEN | {
         "space.uneven_layers": (False,),
@@ -160,12 +287,28 @@ class AccelerateFormat(Trainer):
         "workload.recompute": ("full", "none"),
     }
     optional_sequence_parallelism = True
-    takes_tp = staticmethod(divides_model)
+
+    def takes_tp(self, problem: Problem, tp: int) -> bool:
+        model = problem.model
+        return divides_layers(model, tp) if model.shares_experts else divides_model(problem, tp)
 
     def unsuitable(self, problem: Problem) -> str | None:
         model = problem.model
         known = ", ".join(_LAYERS)
-        return None if model.architecture in _LAYERS else f"model {model.name}: the template is for {known}; take one"
+        wrong = model.architecture not in _LAYERS and not model.layers
+        return f"model {model.name}: the template is for {known}; take one" if wrong else None
+
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        model = problem.model
+        if not model.shares_experts:
+            return super().unsuitable_kinds(problem)
+        if model.extra_layers:
+            return "trains models of transformers, which have no layers that predict further tokens; plan without them"
+        return None
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        preset = super().preset(problem)
+        return {**preset, "workload.optimizer_sharding": ("3",)} if problem.model.shares_experts else preset
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         refuse = self.refuse
@@ -173,43 +316,24 @@ class AccelerateFormat(Trainer):
             if len(pipeline.stages) > 1:
                 refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
         schedule_of(plan, self.schedules, refuse)
-        grid, zero = grid_of(plan, refuse), zero_stage(plan, (3, 2), refuse)
-        tp, policy = uniform_tp(problem, grid, divides_model, refuse), uniform_policy(grid, refuse)
-        devices = grid.stage_major()
+        apart, ep = replicas_apart(problem, plan, refuse)
+        experts = problem.model.shares_experts
+        grid, zero = grid_of(apart, refuse), zero_stage(plan, (3,) if experts else (3, 2), refuse)
+        tp, policy = uniform_tp(problem, grid, self.takes_tp, refuse), uniform_policy(grid, refuse)
         self.check_precision(problem)
-        document = {
-            "compute_environment": "LOCAL_MACHINE",
-            "distributed_type": "FSDP",
-            "mixed_precision": "no" if problem.workload.precision == "fp32" else problem.workload.precision,
-            "num_machines": 1,
-            "num_processes": len(devices),
-            "machine_rank": 0,
-            "fsdp_config": {
-                "fsdp_version": 2,
-                "fsdp_reshard_after_forward": zero == 3,
-                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "fsdp_transformer_layer_cls_to_wrap": f"{_LAYERS[problem.model.architecture]}DecoderLayer",
-                "fsdp_activation_checkpointing": policy == "full",
-                "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            },
-            "parallelism_config": {
-                "parallelism_config_dp_replicate_size": 1,
-                "parallelism_config_dp_shard_size": grid.dp,
-                "parallelism_config_tp_size": tp,
-                "parallelism_config_cp_size": 1,
-            },
-        }
+        write = _by_model if experts else _by_accelerate
+        document, arguments, notes = write(problem, grid, (tp, ep, zero), policy)
         notes = (
             *grid.notes(),
             *(_NO_SEQUENCE_PARALLELISM,) * (tp > 1 and problem.workload.sequence_parallel),
+            *notes,
             "the batch is your script's: give its TrainingArguments per_device_train_batch_size="
-            f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}",
+            f"{grid.samples} gradient_accumulation_steps={grid.num_micro_batches}{arguments}",
         )
-        header = [f"# For {TARGET}: ACCELERATE_CONFIG_FILE, or --config_file.", *note_lines(notes)]
+        header = [f"# For {TARGET}. Ranks that torchrun starts know it by their environment.", *note_lines(notes)]
         text = "\n".join(header) + "\n" + yaml.safe_dump(document, sort_keys=False)
-        setup = f'export ACCELERATE_CONFIG_FILE="$HERE/{FILE}"'
-        command = f'-m accelerate.commands.launch --config_file "$HERE/{FILE}" "${{TRAIN:-train.py}}"'
-        return Program(devices, command, {FILE: text}, setup=setup, notes=notes)
+        command = '"${TRAIN:-train.py}"'
+        return Program(grid.stage_major(), command, {FILE: text}, environment=_environment(document), notes=notes)
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
         data = as_mapping(parse(text, context.where, as_json=False), context.where)
@@ -221,7 +345,8 @@ class AccelerateFormat(Trainer):
             data["fsdp_config"] = {
                 key if key.startswith("fsdp") else f"fsdp_{key}": value for key, value in fsdp.items()
             }
-        settings, model = FileSettings(context, dict(flat(data)), VOCABULARY), context.require_model("Accelerate")
+        model = context.require_model("Accelerate")
+        settings = FileSettings(context, dict(flat(data)) | _call(text, context), VOCABULARY)
         for key in twice:
             settings.fault(f"fsdp_config.{key}", "is stated with the prefix fsdp_ too; keep one")
         for key in data:
@@ -230,8 +355,12 @@ class AccelerateFormat(Trainer):
         world = settings.whole("num_processes") if "num_processes" in settings else None
         if "distributed_type" not in settings:
             settings.fault("distributed_type", "is missing; state it")
-        read_kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")
-        kind = read_kind(settings, world or len(context.devices))
+        if any(name.startswith(f"{_MODEL}.") for name in settings):
+            kind = _of_model(settings, model, world or len(context.devices))
+        else:
+            kind = settings.word("distributed_type", _KINDS, "MULTI_GPU")(settings, world or len(context.devices))
+            if kind.tp > 1:
+                expert_degree(settings, "EP", model, ep=1, tp=kind.tp, shard=1)
         precision = _precision(settings)
         settings.refuse()
         comment = {name: int(value) for name, value in _BATCH.findall(text)}
@@ -242,7 +371,10 @@ class AccelerateFormat(Trainer):
             pipelines = max(1, len(context.devices) // (kind.tp * kind.stages))
             count = max(1, context.workload.global_batch // (pipelines * size))
             assumed["global_batch"] = count * pipelines * size
-        if kind.recompute is None:
+        recompute = kind.recompute
+        if recompute is None and (match := _RECOMPUTE.search(text)) is not None:
+            recompute = "full" if match[1] == "True" else "none"
+        if recompute is None:
             assumed["recompute"] = "none"
         workload = {"precision": precision, "gradient_bytes": kind.gradient_bytes}
         if kind.tp > 1:  # that of transformers has none
@@ -254,7 +386,7 @@ class AccelerateFormat(Trainer):
                 model,
                 tp=kind.tp,
                 num_stages=kind.stages,
-                recompute=BlockRecompute(kind.recompute or "none"),
+                recompute=BlockRecompute(recompute or "none"),
                 micro_batch_size=size,
                 num_micro_batches=count,
                 sharding=kind.sharding,
@@ -268,6 +400,7 @@ class AccelerateFormat(Trainer):
                 ),
             ),
         )
+        layout = with_expert_groups(layout, kind.tp, kind.ep)
         return shard_within(layout, kind.replicas if kind.replicas > 1 else kind.groups)
 
 

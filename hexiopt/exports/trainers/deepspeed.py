@@ -1,27 +1,50 @@
-"""DeepSpeed with a pipeline: its JSON configuration, and the layers of stages as bounds over the list of layers.
+"""DeepSpeed: its JSON configuration of runs with a pipeline, or with experts, which AutoEP shares among ranks.
 
 `PipelineModule` balances stages by weight; other bounds need a subclass that sets `self.parts`. Layers of that list are
 the embedding, the decoder layers, and the final norm with the head. Ranks are t + T·(p + P·s)
 (`deepspeed/runtime/pipe/topology.py`), started by torchrun, since DeepSpeed's launcher rotates unequal machines.
+
+AutoEP replaces the blocks of experts in models of transformers, which have no pipelines. An EP group is so many
+consecutive ranks (`expected_folding_group_tables`, `deepspeed/module_inject/auto_ep_folding.py`); the TP groups in it
+have batches of their own. TP is AutoTP's, which goes up to ZeRO-2, and has no sequence parallelism.
 """
 
 import json
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
+from hexiopt.exports.expert_groups import (
+    divides_layers,
+    expert_degree,
+    group_note,
+    replicas_apart,
+    with_expert_groups,
+)
 from hexiopt.exports.file_jobs import FileJob, import_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
-from hexiopt.exports.layout import BlockRecompute, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
+from hexiopt.exports.layout import (
+    BlockRecompute,
+    JobLayout,
+    grid_of,
+    schedule_of,
+    uniform_policy,
+    uniform_tp,
+    zero_stage,
+)
 from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.vocabularies.deepspeed import VOCABULARY
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 
 TARGET = "DeepSpeed 0.19"
 FILE = "deepspeed.json"
 _FP32_GRADIENTS: dict[str, Any] = {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}}
 _OWN = "hexiopt"  # DeepSpeed ignores unknown keys at the top level
+_AUTO_EP = "mixtral, qwen2_moe, qwen3_moe, deepseek_v2 and deepseek_v3"  # presets for models whose parts are modelled
 
 
 # ----------------------------------------------------------------------------- reading
@@ -81,12 +104,55 @@ def _workload(settings: FileSettings, context: ImportContext) -> dict[str, Any]:
     return {"precision": precision} | ({"gradient_bytes": widths_given[0]} if on else {})
 
 
+def _expert_degree(settings: FileSettings, model: ModelSpec, tp: int, shard: int) -> int:
+    enabled, key = "expert_parallel.enabled", "expert_parallel.autoep_size"
+    shares = enabled in settings and settings.flag(enabled, default=False)
+    return expert_degree(settings, key, model, ep=settings.whole(key, 1) if shares else 1, tp=tp, shard=shard)
+
+
+# ----------------------------------------------------------------------------- writing
+
+
+_Parts = tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]  # keys of DeepSpeed, keys of ours, notes
+
+
+def _with_pipeline(workload: Workload, grid: JobLayout, tp: int, policy: str) -> _Parts:
+    bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
+    bounds[-1] += 1
+    notes = (
+        "the TP degree is the model's, such as Megatron's, to which it must be given",
+        *("sequence parallelism is the model's: turn it off",) * (tp > 1 and not workload.sequence_parallel),
+        f"a subclass of PipelineModule must set self.parts = {bounds}, the bounds of stages over its layers",
+    )
+    keys = {"pipeline": {"activation_checkpoint_interval": int(policy == "full")}}
+    return keys, {"pipe": grid.num_stages, "model": tp, "parts": bounds}, notes
+
+
+def _with_experts(workload: Workload, ep: int, tp: int, policy: str) -> _Parts:
+    keys: dict[str, Any] = {"expert_parallel": {"enabled": True, "autoep_size": ep}}
+    if tp > 1:
+        keys["tensor_parallel"] = {"autotp_size": tp}
+    notes = (
+        f"the model is your script's, of transformers: AutoEP knows {_AUTO_EP}, and others by patterns",
+        *(group_note(ep, tp),) * (ep > 1),
+        *("AutoTP has no sequence parallelism, with which the plan was priced",)
+        * (tp > 1 and workload.sequence_parallel),
+        *("recompute is the model's: call its gradient_checkpointing_enable()",) * (policy == "full"),
+        *("experts are chosen by the router, where the plan was priced with workload.routing=forced",)
+        * (workload.routing == "forced"),
+    )
+    return keys, {"recompute": policy}, notes
+
+
 class DeepSpeedFormat(Trainer):
     """DeepSpeed's configuration of a run with a pipeline."""
 
     name = "deepspeed"
     target = TARGET
-    expresses = "pipelines all alike with one TP degree, one recompute policy; uneven layers by bounds set in Python"
+    expresses = (
+        "pipelines all alike with one TP degree, one recompute policy; uneven layers by bounds set in Python; with "
+        "experts one stage and one EP degree (AutoEP)"
+    )
     schedules = TRAINER_SCHEDULES["deepspeed"]
     choices = EVEN | {
         "space.uneven_layers": (False,),
@@ -96,25 +162,47 @@ class DeepSpeedFormat(Trainer):
     optional_sequence_parallelism = True
 
     def takes_tp(self, problem: Problem, tp: int) -> bool:
+        if problem.model.shares_experts:
+            return divides_layers(problem.model, tp)
         return problem.model.num_heads % tp == problem.model.ffn_size % tp == 0
 
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        model = problem.model
+        if not model.shares_experts:
+            return super().unsuitable_kinds(problem)
+        for part in (kind.experts for kind in model.kinds if kind.experts is not None):
+            if part.bias or part.router_bias or part.latent or part.router_vectors or not part.gated:
+                return (
+                    "shares experts by AutoEP, which takes gated ones without biases, on hidden states, not those of "
+                    f"{model.name}; export to another trainer"
+                )
+        if model.extra_layers:
+            return "trains models of transformers, which have no layers that predict further tokens; plan without them"
+        return None
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        preset = super().preset(problem)
+        if not problem.model.shares_experts:
+            return preset
+        return {**preset, "constraints.num_stages": (1,), "workload.optimizer_sharding": ("1", "2", "0")}
+
     def write(self, problem: Problem, plan: Plan) -> Program:
-        refuse = self.refuse
+        refuse, workload = self.refuse, problem.workload
         schedule_of(plan, self.schedules, refuse)
-        grid, zero = grid_of(plan, refuse), zero_stage(plan, (1, 0), refuse)
+        apart, ep = replicas_apart(problem, plan, refuse)
+        grid = grid_of(apart, refuse)
         tp, policy = uniform_tp(problem, grid, self.takes_tp, refuse), uniform_policy(grid, refuse)
-        workload = problem.workload
         self.check_precision(problem)
+        if problem.model.shares_experts:
+            if grid.num_stages > 1:
+                refuse(f"it has {grid.num_stages} stages, where AutoEP has one", "constraints.num_stages=1")
+            zero = zero_stage(plan, (1, 2, 0) if tp > 1 else (1, 2, 0, 3), refuse)
+            keys, of_ours, notes = _with_experts(workload, ep, tp, policy)
+        else:
+            zero = zero_stage(plan, (1, 0), refuse)
+            keys, of_ours, notes = _with_pipeline(workload, grid, tp, policy)
+        notes = (*grid.notes(), *notes)
         mixed = workload.precision != "fp32"
-        bounds = [0, *(end + 1 for end in accumulate(grid.parts))]
-        bounds[-1] += 1
-        notes = (
-            *grid.notes(),
-            "the TP degree is the model's, such as Megatron's, to which it must be given",
-            *("sequence parallelism is the model's: turn it off",)
-            * (tp > 1 and not problem.workload.sequence_parallel),
-            f"a subclass of PipelineModule must set self.parts = {bounds}, the bounds of stages over its layers",
-        )
         document = {
             "train_batch_size": grid.global_batch,
             "train_micro_batch_size_per_gpu": grid.samples,
@@ -122,13 +210,11 @@ class DeepSpeedFormat(Trainer):
             **({workload.precision: {"enabled": True}} if mixed else {}),
             **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
             "zero_optimization": {"stage": zero},
-            "pipeline": {"activation_checkpoint_interval": int(policy == "full")},
+            **keys,
             _OWN: {
                 "target": TARGET,
-                "pipe": grid.num_stages,
-                "model": tp,
                 "sequence_parallel": workload.sequence_parallel,
-                "parts": bounds,
+                **of_ours,
                 "notes": list(notes),
             },
         }
@@ -139,11 +225,12 @@ class DeepSpeedFormat(Trainer):
         settings = FileSettings.of_json(text, context, VOCABULARY)
         model = context.require_model("DeepSpeed")
         exported = any(name.startswith(f"{_OWN}.") for name in settings)
-        stages = settings.whole("hexiopt.pipe", 1) if exported else 1
+        with_pipeline = exported and not model.shares_experts
+        stages = settings.whole("hexiopt.pipe", 1) if with_pipeline else 1
         of_tp = settings.name_in_use("hexiopt.model", "tensor_parallel.autotp_size")
-        tp = max(1, settings.whole(of_tp, 1, at_least=0)) if exported or of_tp in settings else 1
+        tp = max(1, settings.whole(of_tp, 1, at_least=0)) if with_pipeline or of_tp in settings else 1
         bounds = settings.get("hexiopt.parts")
-        if bounds is None and exported:
+        if bounds is None and with_pipeline:
             settings.by_default("hexiopt.parts", "of equally many layers")
         parts = None
         if bounds is not None:
@@ -155,10 +242,12 @@ class DeepSpeedFormat(Trainer):
             parts[0] -= 1  # the embedding
             parts[-1] -= 1  # norm and head
         size, count, world = _batch(settings, len(context.devices), tp * stages)
+        ep = _expert_degree(settings, model, tp, (world or len(context.devices)) // tp)
         stage = settings.get("zero_optimization")
         zero = int(stage) if isinstance(stage, bool) else settings.whole("zero_optimization.stage", 0, at_least=0)
         if zero > 3:
             settings.refuse_value("zero_optimization.stage", "is not 0, 1, 2 or 3; take one")
+        of_model = exported and settings.word("hexiopt.recompute", {"none": False, "full": True}, "none")
         interval = settings.whole("pipeline.activation_checkpoint_interval", 0, at_least=0)
         if interval > 1:
             settings.refuse_value(
@@ -170,18 +259,18 @@ class DeepSpeedFormat(Trainer):
         if tp > 1:  # AutoTP has none
             workload["sequence_parallel"] = parallel
         settings.refuse()
-        assumed = {"seq_len": context.workload.seq_len} | ({} if interval else {"recompute": "none"})
+        assumed = {"seq_len": context.workload.seq_len} | ({} if interval or of_model else {"recompute": "none"})
         notes = [*script_notes(context, **assumed), *settings.notes()]
         if not exported and of_tp not in settings:
             notes.insert(0, "stages and TP are not in the file: data parallelism alone is assumed")
-        return import_job(
+        layout = import_job(
             context,
             FileJob(
                 model,
                 tp=tp,
                 num_stages=stages,
                 parts=parts,
-                recompute=BlockRecompute("full" if interval else "none"),
+                recompute=BlockRecompute("full" if interval or of_model else "none"),
                 micro_batch_size=size,
                 num_micro_batches=count,
                 sharding=zero,
@@ -190,6 +279,7 @@ class DeepSpeedFormat(Trainer):
                 notes=tuple(notes),
             ),
         )
+        return with_expert_groups(layout, tp, ep)
 
 
 TRAINER = DeepSpeedFormat()

@@ -17,7 +17,7 @@ from hexiopt.exports.formats import (
     stage_name,
 )
 from hexiopt.exports.layout import JobLayout, LayoutStage, chain_of, check_tp, schedule_of, zero_stage
-from hexiopt.exports.settings import EXPERTS, FileSettings, script_notes
+from hexiopt.exports.settings import FileSettings, script_notes
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.ledger import Reason, Vocabulary, words
 from hexiopt.plan.plan import Plan
@@ -27,6 +27,7 @@ TARGET = "Galvatron cea12ff"
 FILE = "galvatron.json"
 _SCHEDULES = TRAINER_SCHEDULES["galvatron"]
 _ZERO = {0: "ddp", 2: "zero2", 3: "zero3"}
+_EXPERTS = "experts are not read here; import a dense layout"
 
 
 def _join(numbers: list[int]) -> str:
@@ -49,9 +50,9 @@ VOCABULARY = Vocabulary(
     refused={
         "cp_sizes_enc": _all("1", "context parallelism is not read here; take 1"),
         "embed_sdp": _all("0", "shards the embedding alone, which is not modelled; take 0"),
-        "ep_sizes_enc": _all("1", EXPERTS),
+        "ep_sizes_enc": _all("1", _EXPERTS),
         "tp_consecutive_flags": _all("1", "puts ranks of a TP group apart, which is not read here; take 1"),
-        "tp_of_ep_sizes_enc": _all("1", EXPERTS),
+        "tp_of_ep_sizes_enc": _all("1", _EXPERTS),
         "use_sp": _all("0", "Ulysses' sequence parallelism is not read here; take 0"),
         "vcp": _all("1", "context parallelism is not read here; take 1"),
         "vsp": _all("0", "Ulysses' sequence parallelism of the vocabulary is not read here; take 0"),

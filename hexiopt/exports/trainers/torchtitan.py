@@ -3,6 +3,8 @@
 Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp)
 (`torchtitan/distributed/parallel_dims.py`).
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
+An EP group is so many consecutive ranks of dp_shard, cp and tp, which it divides (`_validate` there); experts are
+`Shard(0)` over it, and each of its TP groups has a batch of its own.
 Where backwards are split, a CSV file says what each rank computes (`torch_lists.py`).
 """
 
@@ -12,10 +14,12 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.exports.expert_groups import divides_layers, group_note, replicas_apart
 from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.torch_lists import TorchLists, torch_lists
+from hexiopt.exports.trainers.torchtitan_models import MODELS, TitanModel, model_with_shape_of
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import LLAMA_FAMILY
@@ -40,8 +44,19 @@ def _modules(parts: list[int]) -> list[list[str]]:
     return modules
 
 
+def _takes_tp(problem: Problem, tp: int) -> bool:
+    if problem.model.shares_experts:
+        return divides_layers(problem.model, tp) and problem.workload.seq_len % tp == 0
+    return divides_model_and_sequence(problem, tp)
+
+
 def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
-    """What each rank computes. Raises InputError for a plan that recomputes."""
+    """What each rank computes. Raises InputError for a plan that recomputes, and for layers of several kinds."""
+    if not problem.model.equal_layers:
+        raise InputError(
+            "export.format: torchtitan cannot express the plan: lists of split backwards are written for equal layers; "
+            "plan with another workload.schedule"
+        )
     if policy != "none":
         raise InputError(
             "export.format: torchtitan cannot express the plan: its backwards are split and recompute layers, which "
@@ -51,7 +66,11 @@ def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
     return torch_lists(plan, PlanPricer(problem).place_pipelines(plan))
 
 
-def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists: bool) -> str:
+def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists: bool, titan: TitanModel | None) -> str:
+    base = (
+        ["from torchtitan.models.llama3.config_registry import llama3_8b as base"] if titan is None else titan.imports
+    )
+    flavor = None if titan is None else titan.flavor
     lines = [
         f'"""For {TARGET}: torchrun -m torchtitan.train --module {MODULE} --config plan.',
         "",
@@ -61,11 +80,12 @@ def _text(values: Mapping[str, Any], policy: str, notes: tuple[str, ...], lists:
         "",
         *["from pathlib import Path", ""] * lists,
         "from torchtitan.distributed.activation_checkpoint import FullAC",
-        "from torchtitan.models.llama3.config_registry import llama3_8b as base",
+        *base,
         "",
         "",
         "def plan():",
         "    config = base()",
+        *([] if flavor is None else [f"    config.model_spec = model_registry({flavor!r})"]),
     ]
     for key, value in values.items():
         if key == "parallelism.module_fqns_per_model_part":
@@ -85,31 +105,54 @@ class TorchTitanFormat(Trainer):
     name = "torchtitan"
     target = TARGET
     expresses = (
-        "pipelines all alike with one TP degree; uneven and interleaved layers, one recompute policy; split backwards "
-        "without recompute"
+        "pipelines all alike with one TP and one EP degree; uneven and interleaved layers, one recompute policy; split "
+        "backwards without recompute"
     )
     schedules = TRAINER_SCHEDULES["torchtitan"]
     precisions = tuple(_PRECISIONS)
     choices = EVEN | {"workload.optimizer_sharding": ("2", "3", "0"), "workload.recompute": ("full", "none")}
     optional_sequence_parallelism = True
-    takes_tp = staticmethod(divides_model_and_sequence)
+    takes_tp = staticmethod(_takes_tp)
     read = staticmethod(read_torchtitan)
 
     def unsuitable(self, problem: Problem) -> str | None:
         model = problem.model
-        if model.architecture in LLAMA_FAMILY:
+        if model.architecture in LLAMA_FAMILY or model.layers:
             return None
         known = ", ".join(LLAMA_FAMILY)
         return f"model {model.name}: {model.architecture} has no family in torchtitan; take one of {known}"
 
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        model = problem.model
+        if not model.shares_experts:
+            return super().unsuitable_kinds(problem)
+        if model_with_shape_of(model) is None:
+            known = ", ".join(titan.flavor or titan.function for titan in MODELS if "debug" not in titan.function)
+            return f"has no model with experts of the shape of {model.name}; take that of one of {known}"
+        if model.extra_layers:
+            return (
+                "has no layers that predict further tokens in pipelines, and its configurations none; plan with "
+                "model.num_nextn_predict_layers=0"
+            )
+        return None
+
+    def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
+        preset = super().preset(problem)
+        # Replicas that share experts shard the other layers.
+        return {**preset, "workload.optimizer_sharding": ("2", "3")} if problem.model.shares_experts else preset
+
     def write(self, problem: Problem, plan: Plan) -> Program:
-        refuse = self.refuse
-        grid = grid_of(plan, refuse)
-        tp, policy = uniform_tp(problem, grid, divides_model_and_sequence, refuse), uniform_policy(grid, refuse)
+        refuse, model = self.refuse, problem.model
+        apart, ep = replicas_apart(problem, plan, refuse)
+        grid = grid_of(apart, refuse)
+        tp, policy = uniform_tp(problem, grid, _takes_tp, refuse), uniform_policy(grid, refuse)
         schedule = schedule_of(plan, self.schedules, refuse)
         zero, precision = zero_stage(plan, (2, 3, 0), refuse), problem.workload.precision
         self.check_precision(problem)
         shard = grid.dp if zero else 1
+        if ep > shard * tp:
+            refuse("its replicas share experts and shard nothing else", "workload.optimizer_sharding=2")
+        titan = model_with_shape_of(model) if model.shares_experts else None
         values: dict[str, Any] = {
             "parallelism.pipeline_parallel_degree": grid.num_stages,
             "parallelism.tensor_parallel_degree": tp,
@@ -120,6 +163,9 @@ class TorchTitanFormat(Trainer):
             "training.seq_len": problem.workload.seq_len,
             "training.mixed_precision_param": _PRECISIONS[precision],
         }
+        if titan is not None:
+            values["parallelism.expert_parallel_degree"] = ep
+            values["debug.moe_force_load_balance"] = problem.workload.routing == "forced"
         if tp > 1 and not problem.workload.sequence_parallel:
             values["parallelism.enable_sequence_parallel"] = False
         if zero:
@@ -142,10 +188,13 @@ class TorchTitanFormat(Trainer):
                 f"clock its pipelines end after {lists.end_s:.4g} s, those of the plan after {lists.planned_s:.4g} s",
             )
         notes += (
-            "the model is that of the configuration which the file imports as `base`; change it to yours",
+            "the model is that of the configuration which the file imports as `base`; change it to yours"
+            if titan is None
+            else f"the model is {titan.module}'s {titan.flavor or titan.function}, with its tokenizer and checkpoint",
+            *(group_note(ep, tp),) * (ep > 1),
             *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
         )
-        text = _text(values, policy, notes, lists is not None)
+        text = _text(values, policy, notes, lists is not None, titan)
         command = f"-m torchtitan.train --module {MODULE} --config plan"
         return Program(
             grid.stage_major(),

@@ -1,4 +1,5 @@
-"""The layout in a torchtitan configuration: a Python function of 0.3, or the TOML of earlier versions."""
+"""The layout in a torchtitan configuration: a Python function of 0.3 or a command that changes one, or the TOML of
+earlier versions."""
 
 import re
 import tomllib
@@ -6,13 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hexiopt.exports.expert_groups import expert_degree, with_expert_groups
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute, Ranges
-from hexiopt.exports.python_settings import python_settings
+from hexiopt.exports.python_settings import is_python, python_settings
 from hexiopt.exports.settings import FileSettings, flat
+from hexiopt.exports.shell.dotted_arguments import dotted_settings, has_dotted_arguments
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.vocabularies.torchtitan import VOCABULARY
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import Recompute
 from hexiopt.schedules.schedule import Schedule
 
@@ -47,8 +51,10 @@ class EveryRecompute(BlockRecompute):
 def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     """The problem and the plan of a configuration. Raises InputError for settings that our plans cannot express."""
     model = context.require_model("torchtitan")
-    settings, bases = _settings(text, context)
+    settings, bases, world, passed = _settings(text, context)
     degrees = _degrees(settings, context)
+    if world is not None and degrees.world not in (None, world):
+        settings.fault("its degrees", f"are of {degrees.world} GPUs, and the command starts {world}; correct one")
     stages, sharded = degrees.stages, degrees.shard > 1
     schedule, *_ = TRAINER_SCHEDULES["torchtitan"]
     parts, reshard = [model.num_layers], False
@@ -56,6 +62,7 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
         schedule = _schedule(settings)
         parts = _parts(settings, model.num_layers, stages, schedule)
     size, count, batch = _batch(settings, degrees, len(parts))
+    ep = _expert_degree(settings, degrees, model)
     recompute, priced = _recompute(settings, context, python=bases is not None)
     if sharded:
         policies = {"default": stages == 1, "always": True, "never": False}
@@ -72,13 +79,19 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
     if degrees.tp > 1:  # versions before 0.3 always have it
         key = "parallelism.enable_sequence_parallel"
         workload["sequence_parallel"] = bases is None or settings.flag(key, default=True)
+    if model.shares_experts:
+        balances = settings.name_in_use("debug.moe_force_load_balance", "training.debug_moe_force_load_balance")
+        workload["routing"] = "forced" if settings.flag(balances, default=False) else "natural"
     model_names = [str(settings[key]) for key in ("model.name", "model.flavor", "model_spec.0") if key in settings]
+    if "model_spec.0" in settings:
+        settings.get("model_spec")  # the name of the function that the flavor is given to
     settings.refuse()
     notes = (
         *(f"{base}() is not in the file, and what it sets is not read" for base in bases or ()),
         *([f"the file's model is {' '.join(model_names)}, and {model.name} is priced"] if model_names else []),
         *priced,
         *assumed,
+        *passed,
         *settings.notes(),
     )
     layout = import_job(
@@ -94,11 +107,12 @@ def read_torchtitan(text: str, context: ImportContext) -> ImportedPlan:
             global_batch=batch,
             schedule=schedule,
             sharding=3 if reshard else 2 if sharded else 0,
-            world=degrees.world,
+            world=degrees.world or world,
             workload=workload,
             notes=notes,
         ),
     )
+    layout = with_expert_groups(layout, degrees.tp, ep)
     return shard_within(layout, degrees.replicate) if degrees.replicate > 1 and sharded else layout
 
 
@@ -142,6 +156,14 @@ def _degrees(settings: FileSettings, context: ImportContext) -> _Degrees:
     return _Degrees(tp, stages, replicate, shard, world)
 
 
+def _expert_degree(settings: FileSettings, degrees: _Degrees, model: ModelSpec) -> int:
+    key = _name_in_use(settings, "expert_parallel_degree", "parallelism", "experimental")
+    if not model.shares_experts and key not in settings:
+        return 1
+    ep = settings.whole(key, 1)
+    return expert_degree(settings, key, model, ep=ep, tp=degrees.tp, shard=degrees.shard)
+
+
 def _batch(settings: FileSettings, degrees: _Degrees, num_parts: int) -> tuple[int, int, int | None]:
     """Sequences of a micro-batch, micro-batches of a pipeline, and sequences of a step if stated."""
     local = settings.whole(settings.name_in_use("training.local_batch_size", "training.batch_size"), 8)
@@ -163,16 +185,28 @@ def _name_in_use(settings: FileSettings, name: str, *tables: str) -> str:
     return settings.name_in_use(*(f"{table}.{name}" for table in tables))
 
 
-def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None]:
-    """The settings of a TOML file and None, or of a Python configuration and the outside functions that it changes."""
+def _settings(text: str, context: ImportContext) -> tuple[FileSettings, list[str] | None, int | None, tuple[str, ...]]:
+    """The settings of a TOML file and None, or of a Python configuration or a command and the outside functions that it
+    changes; the number of ranks that a command states, and notes on it."""
+    bases: list[str] | None = None
+    world, notes = None, tuple[str, ...]()
     try:
-        data, bases = tomllib.loads(text), None
+        data = dict(flat(tomllib.loads(text)))
     except (tomllib.TOMLDecodeError, RecursionError):
-        data, bases = python_settings(text, context.where)
-    settings = FileSettings(context, dict(flat(data)) if bases is None else data, VOCABULARY)
+        if has_dotted_arguments(text) and not is_python(text):
+            data, world, notes = dotted_settings(text, context.where)
+            function, module = data.pop("config", None), data.pop("module", None)
+            if function is None:
+                context.fail(
+                    "names no configuration by --config; import the file that the command changes, with its values"
+                )
+            bases = [".".join(str(name) for name in (module, function) if name is not None)]
+        else:
+            data, bases = python_settings(text, context.where)
+    settings = FileSettings(context, data, VOCABULARY)
     if not any(name.startswith(("parallelism.", "training.")) for name in settings):
         context.fail(f"assigns no ..._{_DEGREE}; give the configuration of a torchtitan run")
-    return settings, bases
+    return settings, bases, world, notes
 
 
 def _schedule(settings: FileSettings) -> Schedule:

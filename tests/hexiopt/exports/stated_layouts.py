@@ -8,11 +8,15 @@ recipes of Megatron-Bridge as overrides.
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.exports.trainers.torchtitan_models import MODELS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
+from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS
 from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
+from tests.hexiopt.shapes_of_kinds import model_of
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,74 @@ class StatedLayout:
     devices: tuple[int, ...] = ()
 
 
+DEEPSEEK_16B = model_of(*MODELS[1].layers, hidden_size=2048, vocab_size=102400)
 LLAMA_70B = LLAMA_7B.replace(
     name="llama-70b", num_layers=80, hidden_size=8192, num_heads=64, num_kv_heads=8, ffn_size=28672
 )
+
+_EXPERT_TOML = """
+        [job]
+        description = "DeepSeek-V3 16B model training"
+        [model]
+        name = "deepseek_v3"
+        flavor = "16B"
+        hf_assets_path = "./assets/hf/deepseek-moe-16b-base"
+        [optimizer]
+        name = "AdamW"
+        lr = 2.2e-4
+        [training]
+        local_batch_size = 4
+        seq_len = 4096
+        max_norm = 1.0
+        steps = 1000
+        dataset = "c4"
+        [parallelism]
+        data_parallel_replicate_degree = 1
+        data_parallel_shard_degree = -1
+        fsdp_reshard_after_forward = "default"
+        tensor_parallel_degree = 1
+        enable_async_tensor_parallel = false
+        pipeline_parallel_degree = 1
+        pipeline_parallel_schedule = "Interleaved1F1B"
+        expert_parallel_degree = 8
+        expert_tensor_parallel_degree = 1
+        [activation_checkpoint]
+        mode = "full"
+        [compile]
+        enable = true
+        components = ["loss"]
+        [quantize.linear.float8]
+        enable_fsdp_float8_all_gather = false
+        [quantize.grouped_mm.float8]
+        fqns = ["experts"]
+        """
+_EXPERT_PYTHON = """
+from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_16b
+
+
+def experts():
+    config = deepseek_v3_16b()
+    config.training.local_batch_size = 2
+    config.training.seq_len = 8192
+    config.debug.moe_force_load_balance = True
+    config.parallelism.data_parallel_replicate_degree = 2
+    config.parallelism.data_parallel_shard_degree = 2
+    config.parallelism.tensor_parallel_degree = 2
+    config.parallelism.expert_parallel_degree = 4
+    config.activation_checkpoint = None
+    return config
+"""
+_EXPERT_JSON = """{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2,
+      "train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}, "expert_parallel": {"enabled": true,
+      "autoep_size": 4, "preset_model": "deepseek_v3", "expert_tensor_parallel_size": 1}}"""
+_EXPERT_YAML = """
+        # DistributedConfig(tp_size=2, fsdp_size=2, dp_replicate_size=2, ep_size=4, fsdp_mixed_precision=True)
+        # per_device_train_batch_size=2 gradient_accumulation_steps=4 gradient_checkpointing=True
+        compute_environment: LOCAL_MACHINE
+        distributed_type: MULTI_GPU
+        mixed_precision: bf16
+        num_processes: 8
+        """
 
 _TOML = {
     "spring of 2024": (
@@ -630,6 +699,10 @@ def stated_layouts() -> list[StatedLayout]:
         ),
         *(StatedLayout(name, "megatron_bridge", "lines", _dedented(text)) for name, text in _BRIDGE.items()),
         *(StatedLayout(name, "flagscale", "yaml", _dedented(text), model=None) for name, text in _FLAGSCALE.items()),
+        StatedLayout("EP", "torchtitan", "toml", _dedented(_EXPERT_TOML), 16, DEEPSEEK_16B),
+        StatedLayout("EP in Python", "torchtitan", "python", _EXPERT_PYTHON, 8, DEEPSEEK_16B),
+        StatedLayout("AutoEP", "deepspeed", "json", _EXPERT_JSON, 8, DEEPSEEK_16B),
+        StatedLayout("EP", "accelerate", "yaml", _dedented(_EXPERT_YAML), 8, DEEPSEEK_16B),
     ]
 
 
@@ -648,9 +721,12 @@ _KINDS = {
 def exported_layouts(seeds: range) -> list[StatedLayout]:
     """The files that every exporter writes for random plans."""
     found = []
-    for trainer, kind in _KINDS.items():
+    with_experts = [(f"{trainer} experts", trainer, draw) for trainer, draw in EXPERT_PLANS.items()]
+    draws = [(trainer, trainer, partial(drawn, trainer)) for trainer in _KINDS] + with_experts
+    for name, trainer, draw in draws:
+        kind = _KINDS[trainer]
         for seed in seeds:
-            problem, plan = drawn(trainer, random.Random(f"stated {trainer} {seed}"))
+            problem, plan = draw(random.Random(f"stated {name} {seed}"))
             program = TRAINERS[trainer].write(problem, plan)
             text = next(iter(program.files.values()))
             model = None if trainer in ("megatron", "flagscale") else problem.model

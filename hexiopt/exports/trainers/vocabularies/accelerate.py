@@ -4,12 +4,13 @@ Names are those of Accelerate 1.15 and earlier (`accelerate/commands/config/conf
 `utils/dataclasses.py`). At the top level Accelerate itself refuses others.
 """
 
-from hexiopt.exports.settings import EXPERTS, OFFLOAD, above_one, unless
+from hexiopt.exports.settings import OFFLOAD, above_one, unless
 from hexiopt.ledger import Vocabulary, words
 
 _GATHERS = "gathers weights in FP8, where 16 bits are priced; set it false"
 _ARGUMENTS = "is not read here; import the arguments of Megatron-LM, with format=megatron"
 _TOKENS = "divides the tokens of a sequence over GPUs, which is not read here; take 1"
+_PLAN = unless((None,), "shards otherwise than the model says; leave it out")
 
 
 TOP = words("""
@@ -23,8 +24,9 @@ TOP = words("""
 VOCABULARY = Vocabulary(
     # The paths on NVMe are of offload, which is refused; downcast_bf16 is of TPUs.
     harmless=words("""
-        command_file commands debug deepspeed_config.deepspeed_hostfile
-        deepspeed_config.deepspeed_multinode_launcher deepspeed_config.gradient_clipping
+        DistributedConfig.enable_sequence_parallel command_file commands debug deepspeed_config.deepspeed_hostfile
+        deepspeed_config.deepspeed_moe_layer_cls_names deepspeed_config.deepspeed_multinode_launcher
+        deepspeed_config.gradient_clipping
         deepspeed_config.offload_optimizer_nvme_path deepspeed_config.offload_param_nvme_path
         deepspeed_config.zero3_init_flag deepspeed_config.zero3_save_16bit_model downcast_bf16 enable_cpu_affinity
         fsdp_config.fsdp_cpu_ram_efficient_loading fsdp_config.fsdp_state_dict_type
@@ -35,9 +37,16 @@ VOCABULARY = Vocabulary(
         megatron_lm_config.megatron_lm_no_save_optim mpirun_config.* num_machines rdzv_backend same_network tpu_*
     """),
     refused={
+        "DistributedConfig.ep_implementation": unless(
+            ("auto", "all_to_all"), "brings experts their tokens otherwise than is priced; take all_to_all"
+        ),
+        "DistributedConfig.ep_plan": _PLAN,
+        "DistributedConfig.fsdp_cpu_offload": OFFLOAD,
+        "DistributedConfig.fsdp_plan": _PLAN,
+        "DistributedConfig.pp_size": above_one("makes pipelines, which train in no Trainer; take 1"),
+        "DistributedConfig.tp_plan": unless((None, "auto"), "shards otherwise than the model says; leave it out"),
         "compute_environment": unless(("LOCAL_MACHINE",), "is not read; take LOCAL_MACHINE"),
         "deepspeed_config.deepspeed_config_file": "has the settings; import that file, with format=deepspeed",
-        "deepspeed_config.deepspeed_moe_layer_cls_names": EXPERTS,
         "deepspeed_config.offload_optimizer_device": OFFLOAD,
         "deepspeed_config.offload_param_device": OFFLOAD,
         "fsdp_config.fsdp_activation_checkpointing_offload": OFFLOAD,
@@ -50,7 +59,7 @@ VOCABULARY = Vocabulary(
         ),
         "megatron_lm_config.megatron_lm_context_parallel_size": above_one(_TOKENS),
         "megatron_lm_config.megatron_lm_decoder_last_pipeline_num_layers": _ARGUMENTS,
-        "megatron_lm_config.megatron_lm_expert*": above_one(EXPERTS),
+        "megatron_lm_config.megatron_lm_expert*": above_one(_ARGUMENTS),
         "megatron_lm_config.megatron_lm_optimizer_cpu_offload": OFFLOAD,
         "megatron_lm_config.megatron_lm_overlap_cpu_optimizer_d2h_h2d": OFFLOAD,
         "megatron_lm_config.megatron_lm_recompute_granularity": _ARGUMENTS,

@@ -5,7 +5,7 @@ ones as https://www.deepspeed.ai/docs/config-json lists them). What sets the siz
 neither: it is named as not read.
 """
 
-from hexiopt.exports.settings import EXPERTS, OFFLOAD, other_optimizers, unless
+from hexiopt.exports.settings import OFFLOAD, other_optimizers, unless
 from hexiopt.ledger import Reason, Vocabulary, words
 
 _QUANTIZED = "sends quantised weights or gradients (ZeRO++), which is not modelled; set it false"
@@ -43,7 +43,14 @@ VOCABULARY = Vocabulary(
     harmless=words("""
         activation_checkpointing.profile aio.* bf16.check_grad_overflow bf16.check_overflow
         bfloat16.check_grad_overflow checkpoint.* comet.* comms_logger.* csv_monitor.* data_types.buffer_dtype
-        dataloader_drop_last disable_python_gc dump_state flops_profiler.* fp16.auto_cast
+        dataloader_drop_last disable_python_gc dump_state expert_parallel.expert_pattern
+        expert_parallel.moe_layer_pattern expert_parallel.num_experts_attr expert_parallel.router_pattern
+        expert_parallel.shared_experts_gate_pattern expert_parallel.shared_experts_pattern expert_parallel.top_k_attr
+        expert_parallel.load_balance_coeff expert_parallel.expert_w1 expert_parallel.expert_w2 expert_parallel.expert_w3
+        expert_parallel.has_shared_experts expert_parallel.num_expert_groups expert_parallel.num_limited_groups
+        expert_parallel.preset_model expert_parallel.route_norm expert_parallel.route_scale
+        expert_parallel.routed_scaling_factor expert_parallel.score_apply expert_parallel.score_func
+        expert_parallel.validate_folding_routing flops_profiler.* fp16.auto_cast
         fp16.consecutive_hysteresis fp16.fused_mode fp16.hysteresis fp16.initial_scale_power fp16.loss_scale
         fp16.loss_scale_window fp16.min_loss_scale gradient_allreduce_op gradient_clipping gradient_predivide_factor
         hexiopt.notes hexiopt.target log_level memory_breakdown monitor_config.* nebula.* optimizer.legacy_fusion
@@ -67,10 +74,17 @@ VOCABULARY = Vocabulary(
         "curriculum_learning.enabled": _LENGTH,
         "data_efficiency.enabled": _LENGTH,
         "elasticity.enabled": "sets the batch to the GPUs that there are; write the batch that it takes",
-        "expert_parallel*": EXPERTS,
+        "expert_parallel.comm_backend": unless(("comm",), "sends tokens otherwise than is priced here; take comm"),
+        "expert_parallel.expert_tensor_parallel_size": unless(
+            _ONE, "cuts each expert by columns, which is not modelled; take 1"
+        ),
+        "expert_parallel.top_k": unless(("auto",), "is not the model's; set it in the model, and take auto"),
+        "expert_parallel.use_grouped_mm": unless(
+            (True,), "runs experts one by one, which is not modelled; set it true"
+        ),
         "fp16.fp16_master_weights_and_grads": _STATES,
         "hybrid_engine.enabled": "generates between training steps, which is not modelled; import the training alone",
-        "moe*": EXPERTS,
+        "moe*": "experts of deepspeed.moe are not read; import a layout of AutoEP",
         "msamp.enabled": "keeps states in FP8 (MS-AMP), which is not modelled; import the layout without",
         "optimizer.type": other_optimizers("adam adamw fusedadam torch_adam auto", "import with Adam or AdamW"),
         "progressive_layer_drop.enabled": _LENGTH,
@@ -83,6 +97,7 @@ VOCABULARY = Vocabulary(
         "tensor_parallel.tp_overlap_comm": "hides TP's collectives, which are priced as exposed; set it false",
         "torch_autocast.enabled": "keeps FP32 weights and computes in another precision, which is not read here; use "
         "bf16 or fp16",
+        "use_data_before_expert_parallelism": "parts EP groups otherwise than by consecutive ranks; set it false",
         "weight_quantization*": "quantises weights, which is not modelled; leave it out",
     },
 )

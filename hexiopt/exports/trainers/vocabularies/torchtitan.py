@@ -8,7 +8,7 @@ from hexiopt.exports.settings import above_one, other_optimizers, unless
 from hexiopt.ledger import Vocabulary, words
 
 _OFFLOAD = "keeps states in CPU memory, which is not modelled; set it false"
-_EXPERTS = "expert parallelism is for mixtures of experts, which are not planned; take 1"
+_COLUMNS = "cuts each expert by columns, which is not modelled; take 1"
 _LOSS = "every rank of a TP group then holds all scores of the vocabulary, where each is priced with its part; "
 _ASYNC = "hides TP's collectives behind products, where they are priced as exposed; set it false"
 _LEAVE = "import the layout without it"
@@ -17,7 +17,7 @@ _LEAVE = "import the layout without it"
 _OPTIMIZER = other_optimizers("adam adamw default_adamw default_adam", "import with AdamW")
 
 VOCABULARY = Vocabulary(
-    # Of context parallelism are settings of what is refused.
+    # Of context parallelism, and of experts in 8 bits, are settings of what is refused: the degree, and the converter.
     harmless=words("""
         activation_checkpoint.debug activation_checkpoint.determinism_check
         activation_checkpoint.visualize_memory_budget_pareto checkpoint checkpoint.* comm.* dataloader dataloader.*
@@ -26,9 +26,9 @@ VOCABULARY = Vocabulary(
         memory_estimation.* metrics metrics.* model.hf_assets_path model.print_after_conversion model.tokenizer_path
         optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.fused optimizer.lr optimizer.weight_decay
         parallelism.context_parallel_load_balancer parallelism.context_parallel_ptrr_mask_key
-        parallelism.context_parallel_rotate_method parallelism.expert_parallel_comm_backend
-        parallelism.pipeline_parallel_expert_parallel_overlap profiler profiler.* profiling.* tokenizer tokenizer.*
-        training.dataloader.* training.dataset training.dataset_path training.debug_moe_force_load_balance
+        parallelism.context_parallel_rotate_method profiler profiler.* profiling.* quantize.grouped_mm.* tokenizer
+        tokenizer.*
+        training.dataloader.* training.dataset training.dataset_path
         training.disable_cuda_graphs training.gc_freq training.max_norm training.seed training.steps
         training.warmup_steps validation.* validator validator.*
     """),
@@ -51,12 +51,10 @@ VOCABULARY = Vocabulary(
         "parallelism.disable_loss_parallel": f"{_LOSS}set it false",
         "parallelism.enable_async_tensor_parallel": _ASYNC,
         "parallelism.enable_fsdp_symm_mem": "gathers by symmetric memory, whose speed is not modelled; set it false",
-        "parallelism.expert_parallel_degree": above_one(_EXPERTS),
-        "parallelism.expert_tensor_parallel_degree": above_one(_EXPERTS),
+        "parallelism.expert_tensor_parallel_degree": above_one(_COLUMNS),
         "parallelism.pipeline_parallel_schedule_csv": f"is a schedule of its own, which is not modelled; {_LEAVE}",
         "experimental.pipeline_parallel_schedule_csv": f"is a schedule of its own, which is not modelled; {_LEAVE}",
         "experimental.pipeline_parallel_split_mode": unless(("manual",), "splits by tracing; take manual"),
-        "quantize.grouped_mm*": f"is of mixtures of experts, which are not planned; {_LEAVE}",
         "quantize.linear.float8.enable_fsdp_float8_all_gather": "gathers weights in FP8, where 16 bits are priced; "
         "set it false",
         "training.fp8_linear": unless(("", "dynamic"), "is not read here; take dynamic, or leave it out"),

@@ -1,0 +1,161 @@
+"""Expert parallelism of trainers that fold it into data parallelism and TP: plans for them, and their layouts as plans.
+
+An EP group is so many consecutive ranks, which hold whole experts, equally many each. It is one or more whole TP
+groups, each with sequences of its own: of a plan, the devices of a stage of several replicas
+(`TensorParallel.degree`). Other layers take its ranks for those replicas.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
+from hexiopt.exports.formats import ImportedPlan, Refuse, stage_name
+from hexiopt.exports.settings import FileSettings
+from hexiopt.plan.parallelism import Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+
+OWN_BATCH = "each replica of an EP group trains on sequences of its own, as planned"
+
+
+def expert_counts(model: ModelSpec) -> set[int]:
+    """The numbers of experts that layers have."""
+    return {kind.experts.count for kind in model.kinds if kind.experts is not None}
+
+
+def divides_layers(model: ModelSpec, tp: int) -> bool:
+    """Whether a TP degree divides the query heads, key-value heads and MLP columns of every layer, those that all
+    tokens take of experts among them, and the number of experts."""
+    sizes: list[int] = []
+    for kind in model.kinds:
+        if kind.attention is not None:
+            sizes += kind.attention.heads, kind.attention.kv_heads
+        if kind.recurrent is not None:
+            sizes += kind.recurrent.heads, kind.recurrent.groups
+        if kind.dense is not None:
+            sizes.append(kind.dense.ffn_size)
+        if kind.experts is not None:
+            sizes += kind.experts.shared, kind.experts.count
+    return all(size % tp == 0 for size in sizes)
+
+
+# ----------------------------------------------------------------------------- from plans
+
+
+def replicas_apart(problem: Problem, plan: Plan, refuse: Refuse) -> tuple[Plan, int]:
+    """The plan with the replicas that share experts as replicas that take their samples by themselves, and the EP
+    degree, 1 where the model has no experts.
+
+    Raises InputError where stages differ in the degree, or experts do not divide by it.
+    """
+    if not problem.model.shares_experts:
+        return plan, 1
+    plan = PlanPricer(problem).with_degrees(plan)
+    stages = [(p, s, stage) for p, pipeline in enumerate(plan.pipelines) for s, stage in enumerate(pipeline.stages)]
+    ep = len(stages[0][2].parallelism.executors[0])
+    for p, s, stage in stages:
+        if isinstance(stage.parallelism, SequenceParallel):
+            refuse(f"{stage_name(p, s)} has a sequence layout", "space.sequence=false")
+        for devices in stage.parallelism.executors:
+            if len(devices) != ep:
+                what = f"{stage_name(p, s)} shares experts among {len(devices)} devices, another among {ep}"
+                refuse(what, "space.uneven_tp=false")
+    if any(count % ep for count in expert_counts(problem.model)):
+        counts = " or ".join(map(str, sorted(expert_counts(problem.model))))
+        refuse(f"{ep} devices share {counts} experts, which they cannot divide evenly", "constraints.max_tp")
+    degrees = {_degree(stage.parallelism) for _, _, stage in stages}
+    if len(degrees) > 1:
+        raise InputError(
+            f"export.format: stages share experts among {ep} devices of TP degrees "
+            f'{" and ".join(map(str, sorted(degrees)))}, where one for all can be written; state one "degree" for all '
+            "stages in the plan file, and price it again"
+        )
+    return replace(plan, pipelines=tuple(map(_apart, plan.pipelines))), ep
+
+
+def _degree(parallelism: StageParallelism) -> int:
+    return len(parallelism.parameter_copies[0])
+
+
+def _apart(pipeline: Pipeline) -> Pipeline:
+    size = pipeline.micro_batch_size
+    stages = tuple(replace(stage, parallelism=_replicas(stage.parallelism, size)) for stage in pipeline.stages)
+    return replace(pipeline, stages=stages)
+
+
+def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
+    """The replicas of a group of devices as such, between which the `size` sequences of a micro-batch are divided."""
+    if not isinstance(parallelism, TensorParallel) or parallelism.num_replicas == 1:
+        return parallelism
+    samples, rest = divmod(size, parallelism.num_replicas)
+    if rest or not samples:
+        raise InputError(
+            f"export.format: {parallelism.num_replicas} replicas that share experts cannot divide {size} sequences of "
+            'a micro-batch; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
+        )
+    return Replicated(tuple(Replica(devices, samples) for devices in parallelism.parameter_copies))
+
+
+def group_note(ep: int, tp: int) -> str:
+    """The note on whose batch an EP group has."""
+    return f"EP {ep}: {ep // tp} replicas of TP {tp} share experts; {OWN_BATCH}"
+
+
+# ----------------------------------------------------------------------------- to plans
+
+
+def expert_degree(settings: FileSettings, key: str, model: ModelSpec, *, ep: int, tp: int, shard: int) -> int:
+    """The EP degree of a file, whose value under `key` is `ep`; 1 where the model has no experts.
+
+    `shard` is the number of TP groups between which EP groups are formed. What no plan states becomes a fault.
+    """
+    what, counts = f"{key} {ep}", sorted(expert_counts(model))
+    if not counts:
+        if ep > 1:
+            settings.fault(what, f"shares experts, of which {model.name} has none; give the model that is trained")
+        return 1
+    if ep == 1 < tp:
+        settings.fault(
+            what, f"cuts each expert by columns over TP {tp}, which is not modelled; take a multiple of {tp}"
+        )
+    elif ep % tp:
+        settings.fault(what, f"parts the TP groups of {tp}, which is not modelled; take a multiple of {tp}")
+    elif shard * tp % ep:
+        settings.fault(what, f"does not divide the {shard} × {tp} GPUs of a stage that shard together; correct one")
+    elif any(count % ep for count in counts):
+        settings.fault(what, f"does not divide {' or '.join(map(str, counts))} experts; take a divisor")
+    else:
+        return ep
+    return tp
+
+
+def with_expert_groups(layout: ImportedPlan, tp: int, ep: int) -> ImportedPlan:
+    """The layout in which consecutive pipelines, as many as fill EP groups, are one pipeline of replicas that share
+    experts.
+
+    Pipelines are all alike, of stages of TP degree `tp`, which divides `ep`. The space then allows the micro-batches.
+    """
+    problem, plan = layout.problem, layout.plan
+    if not problem.model.shares_experts:
+        return layout
+    pipelines = tuple(_together(pipelines, tp) for pipelines in _runs(plan.pipelines, ep // tp))
+    most = 1 << (pipelines[0].micro_batch_size - 1).bit_length()
+    if most > problem.space.max_micro_batch_size:
+        problem = problem.replace(space=replace(problem.space, max_micro_batch_size=min(1024, most)))
+    return replace(layout, problem=problem, plan=replace(plan, pipelines=pipelines))
+
+
+def _runs(pipelines: Sequence[Pipeline], length: int) -> Iterator[Sequence[Pipeline]]:
+    return (pipelines[at : at + length] for at in range(0, len(pipelines), length))
+
+
+def _together(pipelines: Sequence[Pipeline], tp: int) -> Pipeline:
+    def join(stages: tuple[Stage, ...]) -> Stage:
+        devices = tuple(device for stage in stages for device in stage.devices)
+        return replace(stages[0], parallelism=TensorParallel(devices, degree=tp if len(devices) > 1 else None))
+
+    stages = tuple(map(join, zip(*(pipeline.stages for pipeline in pipelines), strict=True)))
+    size = sum(pipeline.micro_batch_size for pipeline in pipelines)
+    return replace(pipelines[0], stages=stages, micro_batch_size=size)
