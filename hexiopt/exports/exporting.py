@@ -60,11 +60,9 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
 
 def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
-    if problem.model.layers:
-        raise InputError(
-            f"export.format: {trainer.name} is not written for experts, nor for layers of several kinds, as those of "
-            f"{problem.model.name}; export plans of models whose layers are equal"
-        )
+    kinds = trainer.unsuitable_kinds(problem)
+    if kinds is not None:
+        raise InputError(f"export.format: {trainer.name} {kinds}")
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")

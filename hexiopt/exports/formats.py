@@ -209,6 +209,16 @@ class Trainer(ABC):
         """The reason why no plan of a problem can be expressed, with a remedy; None if some can."""
         return None
 
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        """The reason why a model with experts, or with layers of several kinds, cannot be trained, with a remedy; None
+        where it can, and where all layers are equal."""
+        if not problem.model.layers:
+            return None
+        return (
+            f"is not written for experts, nor for layers of several kinds, as those of {problem.model.name}; "
+            "export plans of models whose layers are equal"
+        )
+
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
         value of a key is set by default."""
