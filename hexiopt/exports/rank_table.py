@@ -8,7 +8,8 @@ from dataclasses import astuple, dataclass, fields
 from itertools import groupby
 
 from hexiopt.errors import InputError
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.parallelism import Devices, TensorParallel
+from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.cluster import Cluster
 
 FILE = "ranks.tsv"
@@ -18,7 +19,8 @@ FILE = "ranks.tsv"
 class RankRow:
     """One process: its rank, its GPU (`cuda_index` of `machine`), and its place in the plan.
 
-    `tp_rank` is its number in the TP group, or among the devices of a sequence layout.
+    `tp_rank` is its number in the TP group, or among the devices of a sequence layout. Replicas that share experts
+    count as replicas.
     """
 
     rank: int
@@ -58,14 +60,19 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        for r, executor in enumerate(stage.parallelism.executors)
-        for t, device in enumerate(executor)
+        for r, group in enumerate(_groups(stage))
+        for t, device in enumerate(group)
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"
     return tuple(
         RankRow(rank, cluster.machines[int(cluster.machine_of[d])].name, int(cluster.index_in_machine[d]), *place[d])
         for rank, d in enumerate(devices)
     )
+
+
+def _groups(stage: Stage) -> tuple[Devices, ...]:
+    group = stage.parallelism
+    return group.parameter_copies if isinstance(group, TensorParallel) else group.executors
 
 
 def agents(rows: Sequence[RankRow]) -> tuple[Agent, ...]:

@@ -9,14 +9,18 @@ from hexiopt.problem.workload import JOINED
 def reading_note(problem: Problem, plan: Plan) -> str:
     """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
+    stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
     degrees = {
-        "TP": [
-            len(replica.devices) for p in plan.pipelines for stage in p.stages for replica in stage.parallelism.replicas
-        ],
+        "TP": [len(copy) for group in stages for copy in group.parameter_copies],
         "PP": [len(pipeline.stages) for pipeline in plan.pipelines],
         "VP": [pipeline.num_chunks for pipeline in plan.pipelines],
-        "DP": [sum(len(pipeline.stages[0].parallelism.replicas) for pipeline in plan.pipelines)],
-        "micro-batch": [stage.parallelism.samples(p.micro_batch_size)[0] for p in plan.pipelines for stage in p.stages],
+        "DP": [sum(len(pipeline.stages[0].parallelism.parameter_copies) for pipeline in plan.pipelines)],
+        "EP": [len(devices) if model.shares_experts else 1 for group in stages for devices in group.executors],
+        "micro-batch": [
+            group.samples(p.micro_batch_size)[0] * len(group.executors) // len(group.parameter_copies)
+            for p in plan.pipelines
+            for group in (stage.parallelism for stage in p.stages)
+        ],
     }
     degrees_in_words = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)
@@ -27,8 +31,7 @@ def reading_note(problem: Problem, plan: Plan) -> str:
     gradients = f"gradients of {workload.states.gradient} bytes"
     parts = [
         f"{model.name} of {model.num_params / 1e9:.2f} B parameters in {model.num_layers} layers",
-        *(f"{name} {degrees_in_words[name]}" for name in ("TP", "PP", "VP", "DP")),
-        "EP 1",
+        *(f"{name} {degrees_in_words[name]}" for name in ("TP", "PP", "VP", "DP", "EP")),
         "CP 1",
         *([] if same else [f"stages of {layers} layers"]),
         f"micro-batch {degrees_in_words['micro-batch']}",

@@ -27,6 +27,10 @@ FILE = "megatron_bridge.overrides"
 OVERRIDES = {
     "tensor-model-parallel-size": "model.tensor_model_parallel_size",
     "pipeline-model-parallel-size": "model.pipeline_model_parallel_size",
+    "expert-model-parallel-size": "model.expert_model_parallel_size",
+    "expert-tensor-parallel-size": "model.expert_tensor_parallel_size",
+    "moe-router-force-load-balancing": "model.moe_router_force_load_balancing",
+    "hybrid-layer-pattern": "model.hybrid_layer_pattern",
     "pipeline-model-parallel-layout": "model.pipeline_model_parallel_layout",
     "sequence-parallel": "model.sequence_parallel",
     "recompute-granularity": "model.recompute_granularity",
@@ -174,6 +178,8 @@ class MegatronBridgeFormat(MegatronFormat):
                 arguments |= _precision_arguments(value, context)
             elif name == "grad-reduce-in-fp32":
                 arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
+            elif name == "mtp-num-layers" and not value:
+                arguments[name] = ["0"]  # without those of the recipe
             elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
                 arguments[name] = _words(name, value)
         if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
