@@ -39,6 +39,7 @@ from hexiopt.exports.trainers.megatron_model import (
     unsuitable,
     unsuitable_kinds,
 )
+from hexiopt.exports.trainers.megatron_yaml import read_yaml
 from hexiopt.exports.trainers.pipeline_layout import layout_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -216,7 +217,7 @@ def check_whole_experts(arguments: MegatronArguments, columns: int) -> None:
     """Raise InputError where `columns`, the TP degree of experts, is above 1."""
     if columns > 1:
         what = f"{columns}, by default the TP degree, cuts experts by columns, which is not modelled"
-        arguments.fail("expert-tensor-parallel-size", f"{what}; import a layout with 1")
+        arguments.fail("expert-tensor-parallel-size", f"{what}; state 1, with as many times the EP degree")
 
 
 def read_routing(arguments: MegatronArguments, model: ModelSpec) -> dict[str, str]:
@@ -323,7 +324,7 @@ class MegatronFormat(Trainer):
         )
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        script = read_script(text, context.where, CORE)
+        script = read_yaml(text, context) or read_script(text, context.where, CORE)
         return import_arguments(MegatronArguments(context, script.arguments), context, script.world, script.notes)
 
 

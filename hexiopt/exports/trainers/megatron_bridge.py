@@ -168,7 +168,7 @@ class MegatronBridgeFormat(MegatronFormat):
         names = {key: _name(key) for key in values}
         if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
             context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-        context.require_model("Megatron-Bridge")
+        model = context.require_model("Megatron-Bridge")
         if adapters := [key for key in values if key.startswith("peft")]:
             context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
         arguments: dict[str, Words] = {}
@@ -186,7 +186,13 @@ class MegatronBridgeFormat(MegatronFormat):
             arguments[context.workload.precision] = []
         if "global-batch-size" not in arguments:
             arguments["global-batch-size"] = [str(context.workload.global_batch)]
-        absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+        asked: tuple[str, ...] = _ASKED
+        if model.shares_experts:
+            asked += ("expert-model-parallel-size",)
+            if "expert-tensor-parallel-size" not in arguments:
+                arguments["expert-tensor-parallel-size"] = ["1"]
+                notes.append(f"not stated, and taken as recipes have it: {OVERRIDES['expert-tensor-parallel-size']} 1")
+        absent = [OVERRIDES[name] for name in asked if name not in names.values()]
         if not {"bf16", "fp16", _MIXED} & set(names.values()):
             absent.append(_MIXED)
         if absent:

@@ -118,7 +118,8 @@ def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> lis
 
 
 def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
-    """The layers that are recomputed, by current or earlier arguments. Raises InputError for other modules."""
+    """The layers that are recomputed, by current or earlier arguments. Raises InputError for modules other than
+    attention's core, unless the user states what to price in their place."""
     granularity = arguments.word("recompute-granularity", "none", ("none", "full", "selective"))
     method, count = "recompute-method", "recompute-num-layers"
     if arguments.flag("checkpoint-activations"):
@@ -131,9 +132,12 @@ def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
         granularity = "selective"
     if granularity == "selective":
         modules = arguments.words("recompute-modules") if "recompute-modules" in arguments else ["core_attn"]
-        if others := [module for module in modules if module != "core_attn"]:
+        others = [module for module in modules if module != "core_attn"]
+        if others and not arguments.states_recompute:
             arguments.fail(
-                "recompute-modules", f"{' '.join(others)}: is not modelled; recompute core_attn, or full layers"
+                "recompute-modules",
+                f"{' '.join(others)}: is not modelled; say what to price in its place by workload.recompute=none, "
+                "selective or full",
             )
         return BlockRecompute("selective" if modules else "none")
     if granularity == "none":

@@ -34,9 +34,14 @@ class Composition:
 
 
 def _different(layers: tuple[LayerKind, ...], sort: type[_P]) -> list[_P]:
-    """The different parts of a sort, windows aside."""
-    parts = [part for kind in dict.fromkeys(layers) for part in kind.parts if isinstance(part, sort)]
-    return list(dict.fromkeys(replace(part, window=None) if isinstance(part, Attention) else part for part in parts))
+    """The different parts of a sort."""
+    return list(dict.fromkeys(part for kind in dict.fromkeys(layers) for part in kind.parts if isinstance(part, sort)))
+
+
+def _attentions(layers: tuple[LayerKind, ...]) -> list[Attention]:
+    """The different attentions, windows aside."""
+    every = _different(layers, Attention)
+    return list(dict.fromkeys(replace(part, window=None, chunked=False) for part in every))
 
 
 def composition_of(model: ModelSpec) -> Composition:
@@ -44,7 +49,7 @@ def composition_of(model: ModelSpec) -> Composition:
     layers = (*model.layers, *model.extra_layers)
     windows = {kind.attention.window for kind in layers if kind.attention is not None} - {None}
     return Composition(
-        _different(layers, Attention)[0],
+        _attentions(layers)[0],
         max(windows) if windows else None,  # type: ignore[type-var]
         next(iter(_different(layers, Recurrent)), None),
         next(iter(_different(layers, Dense)), None),
@@ -63,7 +68,9 @@ def is_hybrid(model: ModelSpec) -> bool:
 def faults(model: ModelSpec) -> Iterator[str]:
     """What layers of a model have that Megatron-LM's have not."""
     layers = (*model.layers, *model.extra_layers)
-    for sort, words in ((Attention, "attentions"), (Recurrent, "recurrences"), (Dense, "MLPs"), (Experts, "experts")):
+    if len(_attentions(layers)) > 1:
+        yield "attentions of several shapes"
+    for sort, words in ((Recurrent, "recurrences"), (Dense, "MLPs"), (Experts, "experts")):
         if len(_different(layers, sort)) > 1:
             yield f"{words} of several shapes"
     windows = {kind.attention.window for kind in layers if kind.attention is not None} - {None}
@@ -107,7 +114,7 @@ def _of_model(model: ModelSpec) -> Iterator[str]:
         yield "norms of this kind"
     if model.activation not in _ACTIVATIONS[form.gated_mlp]:
         yield f"a {'gated' if form.gated_mlp else 'plain'} MLP with activation {model.activation}"
-    latent = any(part.kv_rank for part in _different(model.layers, Attention))
+    latent = any(part.kv_rank for part in _attentions(model.layers))
     known = ("default", "yarn") if latent else ("default", "llama3", "yarn")
     if form.positions == "rope" and model.rope_type not in (known[:1] if hybrid else known):
         yield f"positions scaled by {model.rope_type}"

@@ -21,7 +21,7 @@ _SIGNS = (
     *("num-experts", "multi-latent-attention", "window-size", "softmax-type", "attention-output-gate", "qk-l2-norm"),
     *("mtp-num-layers", "linear-attention-freq", *_VARIANTS, *PATTERNS),
 )
-_FURTHER = "mtp-num-layers"
+_FURTHER, _REPEATED = "mtp-num-layers", "mtp-use-repeated-layer"
 
 
 def states_kinds(arguments: MegatronArguments) -> bool:
@@ -39,7 +39,7 @@ def pattern_of(arguments: MegatronArguments) -> tuple[list[str], list[str]] | No
     name = next((name for name in PATTERNS if name in arguments and _is_on(arguments, name)), None)
     if name is None:
         return None
-    if "spec" in arguments and arguments.words("spec")[-1] not in _SPECS:
+    if "spec" in arguments and arguments.words("spec")[-1].strip("[]") not in _SPECS:
         arguments.fail("spec", f"{' '.join(arguments.words('spec'))} makes other blocks; state {_SPECS[0]}")
     return read_hybrid("".join(arguments.words(name)), partial(arguments.fail, name))
 
@@ -57,7 +57,7 @@ def kinds_of(arguments: MegatronArguments, shape: dict[str, Any], norm: str, pos
     else:
         segments, further = pattern
         layers = [reader.block(letter) for letter in "".join(segments)]
-        extra = [reader.further_layer(blocks) for blocks in further]
+        extra = [reader.further_layer(blocks) for blocks in further[: further_layers(arguments, further)]]
     attention = next((kind.attention for kind in layers if kind.attention is not None), reader.attention())
     names = {"rope": "rope", "yarn": "rope", "learned_absolute": "learned", "none": "none"}
     if position not in names:
@@ -91,11 +91,12 @@ def kinds_of(arguments: MegatronArguments, shape: dict[str, Any], norm: str, pos
     )
 
 
-def further_layers(arguments: MegatronArguments) -> int:
-    """The number of layers that predict further tokens."""
+def further_layers(arguments: MegatronArguments, of_pattern: Sequence[str] | None = None) -> int:
+    """The number of layers that predict further tokens, that `of_pattern` where there is one."""
     number = arguments.whole(_FURTHER, 0)
-    if number and arguments.flag("mtp-use-repeated-layer") and number > 1:
-        arguments.fail("mtp-use-repeated-layer", "has one layer for several tokens, not modelled; leave it out")
+    number = number if of_pattern is None else len(of_pattern)
+    if arguments.flag(_REPEATED) and number > 1:
+        arguments.fail(_REPEATED, "has one layer for several tokens, not modelled; leave it out")
     return number
 
 
@@ -283,7 +284,7 @@ def model_in_use(arguments: MegatronArguments, model: ModelSpec, stated: bool) -
         if "".join(segments) != "".join(map(letters_of, model.layers)):
             name = next(name for name in PATTERNS if name in arguments)
             arguments.fail(name, f"has other blocks than model {model.name}; give the model that is trained")
-        number = len(further)
+        number = further_layers(arguments, further)
     elif stated or _FURTHER in arguments:
         number = further_layers(arguments)
     else:  # a recipe has the model's
