@@ -152,7 +152,7 @@ def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
     replicas that share experts, all of them together; and say so in notes."""
     space, notes, pipelines = layout.problem.space, [], layout.plan.pipelines
     ranges = [[s.layers for s in pipeline.stages] for pipeline in pipelines]
-    if not space.uneven_chunks and any(own != with_equal_chunks(own) for own in ranges):
+    if not space.uneven_chunks and any(chunks != with_equal_chunks(chunks) for chunks in ranges):
         space = replace(space, uneven_chunks=True)
         notes.append("the layer ranges of a stage differ in length, so space.uneven_chunks=true")
     largest = max(pipeline.micro_batch_size for pipeline in pipelines)

@@ -275,13 +275,13 @@ def _check_experts(
     """Raise InputError where devices of a mesh share experts in a way that is not modelled."""
     by_mesh = settings.get(f"{_EXPERT_TP}_per_process_mesh")
     arguments.get("expert-model-parallel-size")  # meshes have their own
-    stated = arguments.whole("expert-tensor-parallel-size", 0)
+    everywhere = arguments.whole("expert-tensor-parallel-size", 0)
     if not model.shares_experts:
         if any(ep > 1 for _, ep, _, _ in meshes):
             arguments.fail("hetero-process-meshes", f"share experts, which {model.name} has not; take EP 1")
         return
     for k, (tp, ep, dp, _) in enumerate(meshes):
-        columns = by_mesh[k] if isinstance(by_mesh, list) and k < len(by_mesh) else stated or tp
+        columns = by_mesh[k] if isinstance(by_mesh, list) and k < len(by_mesh) else everywhere or tp
         check_whole_experts(arguments, int(columns))
         if ep % tp or dp % (ep // tp):
             what = f"mesh {k} has EP {ep}, no multiple of TP {tp} that divides its {tp * dp} devices"

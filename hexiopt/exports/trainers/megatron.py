@@ -216,8 +216,13 @@ def read_expert_devices(arguments: MegatronArguments, model: ModelSpec, tp: int)
 def check_whole_experts(arguments: MegatronArguments, columns: int) -> None:
     """Raise InputError where `columns`, the TP degree of experts, is above 1."""
     if columns > 1:
-        what = f"{columns}, by default the TP degree, cuts experts by columns, which is not modelled"
-        arguments.fail("expert-tensor-parallel-size", f"{what}; state 1, with as many times the EP degree")
+        name = "expert-tensor-parallel-size"
+        degree = f"{columns}" if name in arguments else f"is not stated, so that the TP degree {columns}"
+        arguments.fail(
+            name,
+            f"{degree} cuts experts by columns, which is not modelled; state 1 with {columns} times the EP degree, for "
+            "whole experts on the same GPUs",
+        )
 
 
 def read_routing(arguments: MegatronArguments, model: ModelSpec) -> dict[str, str]:

@@ -186,13 +186,13 @@ class MegatronBridgeFormat(MegatronFormat):
             arguments[context.workload.precision] = []
         if "global-batch-size" not in arguments:
             arguments["global-batch-size"] = [str(context.workload.global_batch)]
-        asked: tuple[str, ...] = _ASKED
+        settings: tuple[str, ...] = _ASKED
         if model.shares_experts:
-            asked += ("expert-model-parallel-size",)
+            settings += ("expert-model-parallel-size",)
             if "expert-tensor-parallel-size" not in arguments:
                 arguments["expert-tensor-parallel-size"] = ["1"]
                 notes.append(f"not stated, and taken as recipes have it: {OVERRIDES['expert-tensor-parallel-size']} 1")
-        absent = [OVERRIDES[name] for name in asked if name not in names.values()]
+        absent = [OVERRIDES[name] for name in settings if name not in names.values()]
         if not {"bf16", "fp16", _MIXED} & set(names.values()):
             absent.append(_MIXED)
         if absent:

@@ -177,7 +177,7 @@ def _states_shape(arguments: MegatronArguments) -> bool:
     return all([depth, "hidden-size" in arguments, "num-attention-heads" in arguments])
 
 
-def _unstated(model: ModelSpec) -> tuple[str, ...]:
+def _fields_without_meaning(model: ModelSpec) -> tuple[str, ...]:
     """Fields that arguments state of another part than the model does: widths of an MLP beside experts, and of heads
     that latent vectors make."""
     if not model.layers:
@@ -203,7 +203,7 @@ def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -
 def _differences(arguments: MegatronArguments, model: ModelSpec, shape: Mapping[str, Any]) -> list[str]:
     """Notes on flags that contradict the model. Raises InputError where numbers do."""
     for name, key in _SHAPE.items():
-        if key in arguments and name not in _unstated(model) and shape[name] != getattr(model, name):
+        if key in arguments and name not in _fields_without_meaning(model) and shape[name] != getattr(model, name):
             what = f"{shape[name]} is not that of model {model.name} ({getattr(model, name)})"
             arguments.fail(key, f"{what}; give the model that is trained")
     if not _states_shape(arguments):

@@ -28,7 +28,7 @@ class Composition:
     experts: Experts | None
 
     @property
-    def biased(self) -> bool:
+    def has_biases(self) -> bool:
         """Whether all products have biases."""
         return self.attention.output_bias
 

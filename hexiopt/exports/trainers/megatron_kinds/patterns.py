@@ -21,7 +21,7 @@ Fail = Callable[[str], NoReturn]
 
 def pattern_text(ones: Iterable[bool]) -> str:
     """A list of ones and zeros, by its period or else by its runs."""
-    values = [int(one) for one in ones]
+    values = [int(value) for value in ones]
     period = next(
         (
             n

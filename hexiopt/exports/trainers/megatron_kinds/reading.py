@@ -108,7 +108,7 @@ class _Reader:
         self._quick = arguments.flag("quick-geglu")
         self.gated = arguments.flag("swiglu") or self._quick
         self.activation = "silu" if self.gated else "relu2" if arguments.flag("squared-relu") else "gelu"
-        self._biased = not arguments.flag("disable-bias-linear")
+        self._has_biases = not arguments.flag("disable-bias-linear")
         self._latent = arguments.flag("multi-latent-attention")
         self._by_head, self._plain = arguments.flag("qk-layernorm"), arguments.flag("qk-l2-norm")
         self._qkv_bias = arguments.flag("add-qkv-bias")
@@ -179,7 +179,7 @@ class _Reader:
                 q_rank=arguments.whole("q-lora-rank", 0),
                 kv_rank=arguments.whole("kv-lora-rank", 32),
                 rope_dim=rope,
-                output_bias=self._biased,
+                output_bias=self._has_biases,
             )
         head_dim = self._shape["head_dim"]
         return Attention(
@@ -187,8 +187,8 @@ class _Reader:
             kv_heads=self._shape["num_kv_heads"],
             qk_dim=head_dim,
             v_dim=head_dim,
-            bias=self._biased or self._qkv_bias,
-            output_bias=self._biased,
+            bias=self._has_biases or self._qkv_bias,
+            output_bias=self._has_biases,
             qk_norm="plain" if self._plain else "head" if self._by_head else "none",
             qk_norm_vectors=2 if self.norm == "layer" and self._by_head else 1,
             gated=arguments.flag("attention-output-gate"),
@@ -197,7 +197,7 @@ class _Reader:
 
     def dense(self) -> Dense:
         """The MLP."""
-        return Dense(ffn_size=self._shape["ffn_size"], gated=self.gated, bias=self._biased)
+        return Dense(ffn_size=self._shape["ffn_size"], gated=self.gated, bias=self._has_biases)
 
     def experts(self) -> Experts:
         """The experts."""
@@ -209,8 +209,8 @@ class _Reader:
             ffn_size=arguments.whole("moe-ffn-hidden-size", self._shape["ffn_size"]),
             shared=shared,
             gated=self.gated,
-            bias=self._biased,
-            router_bias=self._biased,
+            bias=self._has_biases,
+            router_bias=self._has_biases,
             shared_gate=bool(shared) and arguments.flag("moe-shared-expert-gate"),
             latent=arguments.whole("moe-latent-size", 0),
         )
@@ -269,7 +269,7 @@ class _Reader:
         return "llama3" if self._arguments.flag("use-rope-scaling") else "default"
 
 
-def model_in_use(arguments: MegatronArguments, model: ModelSpec, stated: bool) -> tuple[ModelSpec, list[str]]:
+def model_in_use(arguments: MegatronArguments, model: ModelSpec, has_shape: bool) -> tuple[ModelSpec, list[str]]:
     """The context's model with as many layers for further tokens as arguments state, and a note where its file has
     others; `stated` is whether they state the model's shape.
 
@@ -285,7 +285,7 @@ def model_in_use(arguments: MegatronArguments, model: ModelSpec, stated: bool) -
             name = next(name for name in PATTERNS if name in arguments)
             arguments.fail(name, f"has other blocks than model {model.name}; give the model that is trained")
         number = further_layers(arguments, further)
-    elif stated or _FURTHER in arguments:
+    elif has_shape or _FURTHER in arguments:
         number = further_layers(arguments)
     else:  # a recipe has the model's
         return model, []
@@ -298,20 +298,20 @@ def model_in_use(arguments: MegatronArguments, model: ModelSpec, stated: bool) -
     return model.replace(extra_layers=extra), [note]
 
 
-def difference_of_layers(stated: ModelSpec, model: ModelSpec) -> list[str]:
+def difference_of_layers(stated_model: ModelSpec, model: ModelSpec) -> list[str]:
     """A note on how the layers that arguments state differ from the model's, but for norms."""
-    pairs = [[part for kind in one.layers for part in kind.parts] for one in (stated, model)]
-    if len(pairs[0]) != len(pairs[1]) or [part.name for part in pairs[0]] != [part.name for part in pairs[1]]:
+    parts, others = ([part for kind in spec.layers for part in kind.parts] for spec in (stated_model, model))
+    if [part.name for part in parts] != [part.name for part in others]:
         return [f"its layers are not those of model {model.name}: that of the model is taken"]
-    names = {
-        f"{one.name}.{field.name}": (getattr(one, field.name), getattr(other, field.name))
-        for one, other in zip(*pairs, strict=True)
-        for field in fields(one)
-        if getattr(one, field.name) != getattr(other, field.name)
+    values = {
+        f"{part.name}.{field.name}": (getattr(part, field.name), getattr(other, field.name))
+        for part, other in zip(parts, others, strict=True)
+        for field in fields(part)
+        if getattr(part, field.name) != getattr(other, field.name)
     }
-    if not names:
+    if not values:
         return []
-    words = ", ".join(f"{name} {values[0]} for {values[1]}" for name, values in sorted(names.items()))
+    words = ", ".join(f"{name} {pair[0]} for {pair[1]}" for name, pair in sorted(values.items()))
     return [f"its layers differ from those of model {model.name} in {words}: that of the model is taken"]
 
 

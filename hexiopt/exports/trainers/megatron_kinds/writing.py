@@ -45,7 +45,7 @@ def kinds_arguments(model: ModelSpec) -> Arguments:
         windowed = [kind.attention is not None and kind.attention.window is not None for kind in model.layers]
         if not all(windowed):
             arguments["window-attn-skip-freq"] = [pattern_text(windowed)]
-    if not parts.biased:
+    if not parts.has_biases:
         arguments["disable-bias-linear"] = []
         arguments |= {"add-qkv-bias": []} if parts.attention.bias else {}
     if parts.recurrent is not None:

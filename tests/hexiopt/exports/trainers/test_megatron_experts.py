@@ -1,6 +1,8 @@
 """Models with experts and layers of several kinds, in the words of Megatron-LM, Megatron-Bridge and FlagScale."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,21 @@ def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
         problem, plan = drawn(kind, name, seed)
         by_model = name == "megatron_bridge" or kind == "whole"
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
+
+
+NAMES = Path(__file__).with_name("megatron_names.txt")
+HYBRID = {"hybrid-layer-pattern"}  # of Megatron-Core 0.17 and later, as a note says
+
+
+@pytest.mark.parametrize(("kind", "name"), [("layers", "megatron"), ("blocks", "megatron"), ("whole", "megatron")])
+def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
+    lines = NAMES.read_text(encoding="utf-8").splitlines()
+    known = {word for line in lines if not line.startswith("#") for word in line.split()}
+    written = set[str]()
+    for seed in range(60):
+        problem, plan = drawn(kind, name, seed)
+        text = next(iter(write_program(problem, plan, TRAINERS[name]).files.values()))
+        written |= set(re.findall(r"--([a-z][\w-]*)", text.replace("--data-path", "")))
+    assert len(written) > 30
+    assert not written - known
+    assert {n for n in written if n.startswith("hybrid")} == (set() if kind == "layers" else HYBRID)
