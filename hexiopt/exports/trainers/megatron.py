@@ -134,8 +134,11 @@ def difference_notes(problem: Problem, tp: int) -> tuple[str, ...]:
 
 
 def words(arguments: Mapping[str, list[str]]) -> str:
-    """Arguments as one line."""
-    return " ".join(" ".join((f"--{name}", *values)) for name, values in arguments.items())
+    """Arguments as one line; a value that begins with a dash is joined to its name."""
+    return " ".join(
+        f"--{name}={values[0]}" if values and values[0].startswith("-") else " ".join((f"--{name}", *values))
+        for name, values in arguments.items()
+    )
 
 
 # ----------------------------------------------------------------------------- reading

@@ -136,6 +136,7 @@ def _experts(part: Experts) -> Arguments:
         "moe-ffn-hidden-size": [str(part.ffn_size)],
         "moe-grouped-gemm": [],
         "moe-token-dispatcher-type": ["alltoall"],
+        **({"moe-router-pre-softmax": []} if part.top_k == 1 else {}),  # behind top-1 a softmax would be 1
     }
     if part.shared:
         arguments["moe-shared-expert-intermediate-size"] = [str(part.shared)]
@@ -174,10 +175,12 @@ def kinds_notes(model: ModelSpec) -> tuple[str, ...]:
         latent = "--rotary-scaling-factor, --mscale and --mscale-all-dim"
         scaling = latent if parts.attention.kv_rank else "yarn_rotary_scaling_factor and others, in code,"
         notes.append(f"scaled positions are set by hand: {scaling} as the model has them")
+        if not parts.attention.kv_rank:
+            notes.append("--position-embedding-type yarn is of Megatron-Core 0.18 and later")
     if parts.recurrent is not None:
         fixed = DELTA_CHUNK if parts.recurrent.delta else MAMBA_CHUNK
         if parts.recurrent.chunk != fixed:
             notes.append(f"recurrences are scanned in chunks of {fixed}, priced with {parts.recurrent.chunk}")
     if is_hybrid(model):
-        notes.append("--hybrid-layer-pattern is of Megatron-Core 0.17 and later")
+        notes.append("--hybrid-layer-pattern is of Megatron-Core 0.17 and later, full recompute of such models of 0.18")
     return tuple(notes)
