@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from hexiopt.errors import InputError, did_you_mean
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError, blame, did_you_mean
 from hexiopt.exports.formats import (
     WHOLE_BY_ADAMW,
     ImportContext,
@@ -103,7 +104,12 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
             f"export.format: {trainer.name} cannot sum gradients in {precision}; plan with "
             f"workload.gradient_precision={TRAINING}"
         )
-    return trainer.write(problem, plan)
+    return trainer.write(problem, _with_degrees(problem, plan))
+
+
+def _with_degrees(problem: Problem, plan: Plan) -> Plan:
+    """The plan, all of whose stages that share experts say how many replicas they are."""
+    return PlanPricer(problem).with_degrees(plan) if problem.model.shares_experts else plan
 
 
 def export_files(problem: Problem, plan: Plan, format: str, program: Program, options: LaunchOptions) -> Exported:
@@ -161,10 +167,25 @@ def _check_experts(where: str, layout: ImportedPlan) -> None:
 
 
 def _with_its_freedoms(layout: ImportedPlan) -> ImportedPlan:
-    """Allow uneven chunks in the plan space of a layout that has them, and say so in a note."""
-    problem, ranges = layout.problem, [[s.layers for s in pipeline.stages] for pipeline in layout.plan.pipelines]
-    if problem.space.uneven_chunks or all(stage_ranges == with_equal_chunks(stage_ranges) for stage_ranges in ranges):
-        return layout
-    problem = replace(problem, space=replace(problem.space, uneven_chunks=True))
-    note = "the layer ranges of a stage differ in length, so space.uneven_chunks=true"
-    return replace(layout, problem=problem, notes=(*layout.notes, note))
+    """Allow in the plan space of a layout the uneven chunks that it has, and micro-batches as large as those of its
+    replicas that share experts, all of them together; and say so in notes."""
+    space, notes, pipelines = layout.problem.space, [], layout.plan.pipelines
+    ranges = [[s.layers for s in pipeline.stages] for pipeline in pipelines]
+    if not space.uneven_chunks and any(chunks != with_equal_chunks(chunks) for chunks in ranges):
+        space = replace(space, uneven_chunks=True)
+        notes.append("the layer ranges of a stage differ in length, so space.uneven_chunks=true")
+    largest = max(pipeline.micro_batch_size for pipeline in pipelines)
+    if largest > space.max_micro_batch_size and any(
+        stage.parallelism.num_replicas > 1
+        for pipeline in pipelines
+        for stage in pipeline.stages
+        if isinstance(stage.parallelism, TensorParallel)
+    ):
+        with blame(f"micro-batches of {largest} sequences, those of all replicas that share experts"):
+            space = replace(space, max_micro_batch_size=largest)
+        notes.append(
+            f"replicas that share experts have micro-batches of {largest} together, so "
+            f"space.max_micro_batch_size={largest}"
+        )
+    problem = replace(layout.problem, space=space)
+    return replace(layout, problem=problem, notes=(*layout.notes, *notes))

@@ -22,11 +22,14 @@ class FileJob:
     `world` is the number of ranks. `parts` are the layers of each virtual stage in the order of the model (None:
     equally many, with `chunks` virtual stages a stage). The batch is `global_batch` sequences, or `num_micro_batches`
     of every pipeline, else one micro-batch of each. `workload` has other values of `Workload`. `labels` are the file's
-    words for `tp`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
+    words for `tp`, `expert_devices`, `num_stages`, `micro_batch_size` and `global_batch` in messages.
+    `expert_devices` in a row, each with whole experts, share those of a layer (0: none are shared); each replica among
+    them has its own `micro_batch_size`.
     """
 
     model: ModelSpec
     tp: int = 1
+    expert_devices: int = 0
     num_stages: int = 1
     chunks: int = 1
     parts: Sequence[int] | None = None
@@ -68,8 +71,14 @@ def import_job(context: ImportContext, job: FileJob) -> ImportedPlan:
             f"{job.label('micro_batch_size')} {size}; correct one of them, or give ranks=ranks.tsv"
         )
     ranges = ranges_of(_parts(context, job), num_stages)
+    cell = job.expert_devices // tp
+    if job.expert_devices % tp or (cell and dp % cell):
+        context.fail(
+            f"{job.label('expert_devices')} {job.expert_devices} is not a multiple of TP {tp} that divides {dp} "
+            f"replicas of {tp} GPUs; correct one of them, or give ranks=ranks.tsv"
+        )
     stages = tuple(
-        LayoutStage(g, stage_ranges, job.recompute.of(stage_ranges))
+        LayoutStage(g, stage_ranges, job.recompute.of(stage_ranges), cell)
         for g, stage_ranges in zip(groups, ranges, strict=True)
     )
     layout = JobLayout(stages, max(1, batch // (size * dp)), size * dp)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import Refuse, stage_name
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -20,6 +21,7 @@ from hexiopt.schedules.schedule import Schedule
 Ranges = tuple[tuple[int, int], ...]
 Groups = tuple[tuple[int, ...], ...]  # the devices of each replica of a stage
 
+EQUAL_CELLS = 'state one "degree" in all stages of the plan file, and price it again'
 UNIFORM_RECOMPUTE = "space.recompute_per_stage=false space.recompute_per_layer=false"
 
 
@@ -31,6 +33,8 @@ class LayoutStage:
     replicas: Groups
     layers: Ranges
     recompute: Recompute
+    cell: int = 0
+    """Replicas in a row that share experts, of which each of their devices has some whole; 0: no experts are shared."""
 
     @property
     def tp(self) -> int:
@@ -41,6 +45,16 @@ class LayoutStage:
     def dp(self) -> int:
         """Number of replicas."""
         return len(self.replicas)
+
+    @property
+    def copies(self) -> int:
+        """Copies of the experts: cells, or replicas where none are shared."""
+        return self.dp // max(1, self.cell)
+
+    @property
+    def expert_devices(self) -> int:
+        """Devices that share a copy of the experts: the expert-parallel degree, with whole experts on each device."""
+        return self.tp * max(1, self.cell)
 
     @property
     def num_layers(self) -> int:
@@ -106,7 +120,17 @@ class JobLayout:
 
     def notes(self) -> tuple[str, ...]:
         """Notes on how a grid differs from the plan."""
-        return ("replicas of a stage are written as data-parallel pipelines of smaller micro-batches",) * self.folded
+        folded = ("replicas of a stage are written as data-parallel pipelines of smaller micro-batches",) * self.folded
+        return folded + self.cell_notes()
+
+    def cell_notes(self) -> tuple[str, ...]:
+        """A note on batches of replicas that share experts, where there are such."""
+        if all(stage.cell <= 1 for stage in self.stages):
+            return ()
+        what = "each replica has a batch of its own, also those that share experts"
+        sizes = {self.micro_batch_size // stage.dp for stage in self.stages}
+        plan = self.micro_batch_size // self.stages[0].copies
+        return (f"{what}: micro-batches of {' and '.join(map(str, sorted(sizes)))} where the plan has {plan}",)
 
 
 def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: bool = False) -> tuple[Groups, ...]:
@@ -141,15 +165,24 @@ def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
             refuse(f"{what} of {first.micro_batch_size}", "space.uneven_batch=false space.batch_remainder=false")
     stages = tuple(
         LayoutStage(
-            tuple(devices for pipeline in plan.pipelines for devices in pipeline.stages[s].parallelism.executors),
+            tuple(
+                devices for pipeline in plan.pipelines for devices in pipeline.stages[s].parallelism.parameter_copies
+            ),
             stage.layers,
             stage.recompute,
+            _cell(stage),
         )
         for s, stage in enumerate(first.stages)
     )
     size = first.micro_batch_size * len(plan.pipelines)
     folded = any(len(stage.parallelism.replicas) > 1 for stage in first.stages)
     return JobLayout(stages, first.num_micro_batches, size, folded)
+
+
+def _cell(stage: Stage) -> int:
+    """Replicas of a stage that share experts; 0 where it does not say so."""
+    group = stage.parallelism
+    return 0 if not isinstance(group, TensorParallel) or group.degree is None else group.num_replicas
 
 
 def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
@@ -166,6 +199,11 @@ def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
             f"{what} has {first.tp} and {len(first.parallelism.replicas)}",
             "space.uneven_structure=false space.replicas=false",
         )
+    if stage.parallelism.degrees != first.parallelism.degrees:
+        what = (
+            f"{name} shares experts by {stage.parallelism.degrees}, that of pipeline 0 by {first.parallelism.degrees}"
+        )
+        raise InputError(f"export.format: {what}; {EQUAL_CELLS}")
     if stage.policies() != first.policies():
         refuse(f"{name} recomputes other layers than that of pipeline 0", "space.recompute_per_stage=false")
 
@@ -173,9 +211,19 @@ def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
 def grid_of(plan: Plan, refuse: Refuse) -> JobLayout:
     """The grid of a plan. Raises InputError for a plan that is no grid."""
     layout = layout_of(plan, refuse)
+    check_cells(layout)
     if len(widths := sorted({stage.dp for stage in layout.stages})) > 1:
         refuse(f"stages have {' or '.join(map(str, widths))} replicas", "space.replicas=false")
     return layout
+
+
+def check_cells(layout: JobLayout) -> None:
+    """Raise InputError where stages share experts among unequal numbers of replicas."""
+    first = layout.stages[0]
+    for s, stage in enumerate(layout.stages):
+        if (stage.cell > 1 or first.cell > 1) and (stage.tp, stage.cell) != (first.tp, first.cell):
+            what = f"stage {s} shares experts by {max(1, stage.cell)}×{stage.tp}, stage 0 by {max(1, first.cell)}"
+            raise InputError(f"export.format: {what}×{first.tp}; {EQUAL_CELLS}")
 
 
 def chain_of(plan: Plan, refuse: Refuse) -> JobLayout:
@@ -302,30 +350,44 @@ def group_recompute(layout: JobLayout, refuse: Refuse) -> BlockRecompute:
 
 
 def plan_of_layout(layout: JobLayout, schedule: Schedule, sharding: int) -> Plan:
-    """The plan of a layout: as many pipelines as stages have replicas or, if these numbers differ, one pipeline.
+    """The plan of a layout: as many pipelines as stages have copies or, if these numbers differ, one pipeline.
 
-    Raises InputError as the constructors of plans do.
+    Raises InputError as the constructors of plans do, and where one pipeline has several copies of shared experts.
     """
-    if len({stage.dp for stage in layout.stages}) == 1:
+    counts = {stage.copies for stage in layout.stages}
+    if len(counts) == 1:
+        [count] = counts
         pipelines = tuple(
             Pipeline(
-                tuple(Stage(TensorParallel(s.replicas[p]), s.layers, s.recompute) for s in layout.stages),
+                tuple(Stage(_copy(s, p), s.layers, s.recompute) for s in layout.stages),
                 layout.num_micro_batches,
-                layout.samples,
+                layout.micro_batch_size // count,
             )
-            for p in range(layout.dp)
+            for p in range(count)
         )
         return Plan(pipelines, schedule, Sharding(sharding))
 
-    def parallelism(stage: LayoutStage) -> StageParallelism:
-        if stage.dp == 1:
-            return TensorParallel(stage.replicas[0])
+    def parallelism(s: int, stage: LayoutStage) -> StageParallelism:
+        if stage.copies == 1:
+            return _copy(stage, 0)
+        if stage.cell > 1:
+            what = f"stage {s} has {stage.copies} copies of experts that {stage.cell} replicas each share"
+            raise InputError(f"{what}, other stages have other numbers of copies; give all equally many")
         samples = layout.micro_batch_size // stage.dp
         return Replicated(tuple(Replica(devices, samples) for devices in stage.replicas))
 
-    stages = tuple(Stage(parallelism(stage), stage.layers, stage.recompute) for stage in layout.stages)
+    stages = tuple(Stage(parallelism(s, stage), stage.layers, stage.recompute) for s, stage in enumerate(layout.stages))
     pipeline = Pipeline(stages, layout.num_micro_batches, layout.micro_batch_size)
     return Plan((pipeline,), schedule, Sharding(sharding))
+
+
+def _copy(stage: LayoutStage, number: int) -> TensorParallel:
+    """The devices of a copy of a stage: a replica, or those that share experts."""
+    if not stage.cell:
+        return TensorParallel(stage.replicas[number])
+    replicas = stage.replicas[number * stage.cell : (number + 1) * stage.cell]
+    devices = tuple(device for replica in replicas for device in replica)
+    return TensorParallel(devices, degree=stage.tp if len(devices) > 1 else None)
 
 
 def note_lines(notes: Sequence[str]) -> list[str]:

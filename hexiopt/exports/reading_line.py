@@ -19,6 +19,7 @@ def _replica_samples(stage: Stage, micro_batch_size: int) -> int:
 def reading_note(problem: Problem, plan: Plan) -> str:
     """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
+    stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
     degrees = {
         "TP": [
             len(devices) for p in plan.pipelines for stage in p.stages for devices in stage.parallelism.parameter_copies

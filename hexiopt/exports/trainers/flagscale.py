@@ -1,8 +1,9 @@
-"""FlagScale's heterogeneous training: meshes of pipeline stages with TP and DP degrees of their own.
+"""FlagScale's heterogeneous training: meshes of pipeline stages with TP, EP and DP degrees of their own.
 
-A mesh has `pp` stages of `dp` replicas with TP degree `tp`; ranks of a mesh stand together, in Megatron's order. All
-meshes get one device label, which keeps ranks in the order in which they are started; a label for each would sort ranks
-by label (`flagscale/train/hetero/parallel_context.py`). Flags of recompute are equal for all micro-batches of a stage.
+A mesh has `pp` stages of `dp` replicas with TP degree `tp`, of which `ep` devices in a row share experts; ranks of a
+mesh stand together, in Megatron's order. All meshes get one device label, which keeps ranks in the order in which they
+are started; a label for each would sort ranks by label (`flagscale/train/hetero/parallel_context.py`). Flags of
+recompute are equal for all micro-batches of a stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,20 @@ from hexiopt.exports.layout import (
 )
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
-from hexiopt.exports.trainers.megatron import MegatronFormat, difference_notes, read_precision, words
+from hexiopt.exports.trainers.megatron import (
+    MegatronFormat,
+    check_whole_experts,
+    difference_notes,
+    expert_arguments,
+    read_precision,
+    read_routing,
+    words,
+)
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_layers import read_recompute
 from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import JOINED
 from hexiopt.reading import as_mapping, parse
@@ -43,6 +53,7 @@ TARGET = "FlagScale 0.8"
 FILE, ARGUMENTS = "flagscale.yaml", "flagscale.sh"
 _LABEL = "gpu"
 _PER_STAGE = "_per_stage_micro_batch"
+_EXPERT_TP = "expert_tensor_parallel_size"
 _FREE = {"space.uneven_tp"}
 _TAKEN = ("system", "model", "data")  # sections that become arguments
 _RUNNER = ("experiment", "action", "defaults", "hydra")  # how a run is started
@@ -53,9 +64,15 @@ _HETEROGENEOUS = (
     "hetero_pipeline_layer_split",
     "hetero_device_types",
     "hetero_current_device_type",
+    f"{_EXPERT_TP}_per_process_mesh",
     *(f"recompute_{name}{_PER_STAGE}" for name in ("granularity", "method", "num_layers")),
 )
 Settings = dict[str, Any]  # by name; lists and true as FlagScale's files have them
+
+
+def _needs_equal_ends(problem: Problem) -> bool:
+    """Whether the first stage and the last hold the same embedding, and so need the same degrees."""
+    return problem.model.tied_embeddings or bool(problem.model.extra_layers)
 
 
 def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
@@ -65,16 +82,20 @@ def _check(problem: Problem, chain: JobLayout, refuse: Refuse) -> None:
         if chain.micro_batch_size % stage.dp:
             what = f"{stage_name(0, s)} has {stage.dp} replicas for micro-batches of {chain.micro_batch_size}"
             refuse(what, "space.replicas=false")
-    if problem.model.tied_embeddings and len({(s.tp, s.dp) for s in (chain.stages[0], chain.stages[-1])}) > 1:
-        what = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with tied embeddings"
+    if problem.model.shares_experts and len({stage.expert_devices > 1 for stage in chain.stages}) > 1:
+        refuse("some stages share experts among devices, others do not", "space.uneven_tp=false")
+    if _needs_equal_ends(problem) and len({(s.tp, s.dp) for s in (chain.stages[0], chain.stages[-1])}) > 1:
+        why = "tied embeddings" if problem.model.tied_embeddings else "layers for further tokens"
+        what = f"{stage_name(0, len(chain.stages) - 1)} has other degrees than stage 0 with {why}"
         refuse(what, "space.uneven_tp=false space.replicas=false")
 
 
 def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Settings:
     first = chain.stages[0]
     meshes: list[int] = []
-    for (tp, dp), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp)):
-        meshes += [tp, 1, 1, dp, len(list(run))]
+    shares = problem.model.shares_experts
+    for (tp, dp, ep), run in groupby(chain.stages, key=lambda stage: (stage.tp, stage.dp, stage.expert_devices)):
+        meshes += [tp, 1, ep if shares else 1, dp, len(list(run))]
     settings: Settings = {
         "tensor_model_parallel_size": first.tp,
         "pipeline_model_parallel_size": len(chain.stages),
@@ -87,6 +108,10 @@ def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Se
         "hetero_device_types": [_LABEL] * (len(meshes) // 5),
         "hetero_current_device_type": _LABEL,
     }
+    if shares:
+        arguments = expert_arguments(problem, chain.stages, FlagScaleFormat.name)
+        settings |= {key.replace("-", "_"): int(texts[0]) if texts else True for key, texts in arguments.items()}
+        settings[f"{_EXPERT_TP}_per_process_mesh"] = [1] * (len(meshes) // 5)
     return settings | _recompute(chain, refuse)
 
 
@@ -219,43 +244,61 @@ def _world(data: Mapping[str, Any]) -> int | None:
     return nodes * per_node if type(nodes) is int and type(per_node) is int else None
 
 
-def _chain(settings: Settings, arguments: MegatronArguments, num_layers: int, context: ImportContext) -> JobLayout:
+def _chain(settings: Settings, arguments: MegatronArguments, model: ModelSpec, context: ImportContext) -> JobLayout:
     split, meshes = _numbers(settings, "hetero_pipeline_layer_split", context), _meshes(settings, context)
-    stages = sum(pp for *_, pp in meshes)
+    _check_experts(settings, arguments, meshes, model)
+    stages, num_layers = sum(pp for *_, pp in meshes), model.num_layers
     if len(split) != stages or sum(split) != num_layers:
         context.fail(
             f"hetero_pipeline_layer_split has {len(split)} stages with {sum(split)} layers; the meshes have {stages} "
             f"stages, and the model {num_layers} layers"
         )
-    ranks, _ = context.ranks_of(sum(tp * dp * pp for tp, dp, pp in meshes))
-    size = arguments.whole("micro-batch-size", 1) * meshes[0][1]
+    ranks, _ = context.ranks_of(sum(tp * dp * pp for tp, _, dp, pp in meshes))
+    size = arguments.whole("micro-batch-size", 1) * meshes[0][2]
     batch = arguments.whole("global-batch-size", size)
-    if not size or batch % size or any(size % dp for _, dp, _ in meshes):
+    if not size or batch % size or any(size % dp for *_, dp, _ in meshes):
         context.fail(f"micro-batches of {size} sequences do not divide global_batch_size {batch}, or replicas them")
     recompute = _stage_recompute(settings, arguments, stages, context)
     chain, rank, layer = [], 0, 0
-    degrees = [(tp, dp) for tp, dp, pp in meshes for _ in range(pp)]
-    for (tp, dp), count, stage_recompute in zip(degrees, split, recompute, strict=True):
+    degrees = [(tp, ep, dp) for tp, ep, dp, pp in meshes for _ in range(pp)]
+    for (tp, ep, dp), count, stage_recompute in zip(degrees, split, recompute, strict=True):
         replicas = tuple(ranks[rank + r * tp : rank + (r + 1) * tp] for r in range(dp))
         layers = ((layer, layer + count),)
-        chain.append(LayoutStage(replicas, layers, stage_recompute.of(layers)))
+        chain.append(LayoutStage(replicas, layers, stage_recompute.of(layers), ep // tp if model.shares_experts else 0))
         rank, layer = rank + tp * dp, layer + count
     return JobLayout(tuple(chain), batch // size, size)
 
 
-def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int]]:
-    """TP, DP and PP of each mesh."""
+def _check_experts(
+    settings: Settings, arguments: MegatronArguments, meshes: Sequence[tuple[int, int, int, int]], model: ModelSpec
+) -> None:
+    """Raise InputError where devices of a mesh share experts in a way that is not modelled."""
+    by_mesh = settings.get(f"{_EXPERT_TP}_per_process_mesh")
+    arguments.get("expert-model-parallel-size")  # meshes have their own
+    everywhere = arguments.whole("expert-tensor-parallel-size", 0)
+    if not model.shares_experts:
+        if any(ep > 1 for _, ep, _, _ in meshes):
+            arguments.fail("hetero-process-meshes", f"share experts, which {model.name} has not; take EP 1")
+        return
+    for k, (tp, ep, dp, _) in enumerate(meshes):
+        columns = by_mesh[k] if isinstance(by_mesh, list) and k < len(by_mesh) else everywhere or tp
+        check_whole_experts(arguments, int(columns))
+        if ep % tp or dp % (ep // tp):
+            what = f"mesh {k} has EP {ep}, no multiple of TP {tp} that divides its {tp * dp} devices"
+            arguments.fail("hetero-process-meshes", f"{what}; correct one of them")
+
+
+def _meshes(settings: Settings, context: ImportContext) -> list[tuple[int, int, int, int]]:
+    """TP, EP, DP and PP of each mesh."""
     numbers = _numbers(settings, "hetero_process_meshes", context)
     if len(numbers) % 5:
         context.fail("hetero_process_meshes: is not a list of five numbers a mesh; write tp, cp, ep, dp, pp of each")
     meshes = []
     for k in range(0, len(numbers), 5):
         tp, cp, ep, dp, pp = numbers[k : k + 5]
-        if cp != 1 or ep != 1:
-            context.fail(
-                f"hetero_process_meshes: mesh {k // 5} has CP {cp} and EP {ep}, which are not modelled; take 1"
-            )
-        meshes.append((tp, dp, pp))
+        if cp != 1:
+            context.fail(f"hetero_process_meshes: mesh {k // 5} has CP {cp}, which is not modelled here; take 1")
+        meshes.append((tp, ep, dp, pp))
     if settings.get("enable_hetero") is not True:
         context.fail("enable_hetero: is not true, so that the meshes are not used; set it, or give format=megatron")
     labels = settings.get("hetero_device_types")
@@ -327,13 +370,22 @@ class FlagScaleFormat(MegatronFormat):
 
     name = "flagscale"
     target = TARGET
-    expresses = "one chain: TP, replicas of equal samples, layers and full recompute of first layers or groups by stage"
+    expresses = (
+        "one chain: TP, replicas of equal samples, those that share experts, layers and full recompute of first layers "
+        "or groups by stage"
+    )
     schedules = TRAINER_SCHEDULES["flagscale"]
 
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        """As of Megatron-LM's GPT model; blocks by a pattern, and recurrences, are of other programs."""
+        if any(kind.recurrent is not None for kind in problem.model.layers):
+            return f"has no recurrences, as {problem.model.name} has; export plans of a model without"
+        return super().unsuitable_kinds(problem)
+
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
-        """TP degrees may differ between stages, but a tied embedding needs them equal at both ends."""
+        """TP degrees may differ between stages, unless both ends hold the embedding."""
         preset = super().preset(problem)
-        return {key: value for key, value in preset.items() if key not in _FREE or problem.model.tied_embeddings}
+        return {key: value for key, value in preset.items() if key not in _FREE or _needs_equal_ends(problem)}
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         refuse = self.refuse
@@ -343,7 +395,8 @@ class FlagScaleFormat(MegatronFormat):
         _check(problem, chain, refuse)
         system, model = _system(problem, chain, zero, refuse), _model(problem, chain)
         settings = {**system, **model}
-        notes = difference_notes(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
+        differences = difference_notes(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
+        notes = (*chain.cell_notes(), *differences)
         header = [
             f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: "
             "start ranks in that",
@@ -377,7 +430,7 @@ class FlagScaleFormat(MegatronFormat):
         )
         tp = int(_numbers(settings, "hetero_process_meshes", context)[0])
         model, notes = read_model(arguments, context, tp)
-        chain = _chain(settings, arguments, model.num_layers, context)
+        chain = _chain(settings, arguments, model, context)
         ranks = sum(len(replica) for stage in chain.stages for replica in stage.replicas)
         world = _world(data)
         if world not in (None, ranks):
@@ -389,6 +442,7 @@ class FlagScaleFormat(MegatronFormat):
             "precision": precision,
             "gradient_bytes": gradient_bytes,
             "sequence_parallel": arguments.flag("sequence-parallel") or all(stage.tp == 1 for stage in chain.stages),
+            **read_routing(arguments, model),
         }
         zero = int(arguments.flag("use-distributed-optimizer"))
         arguments.get("recompute-granularity")  # stages may have their own

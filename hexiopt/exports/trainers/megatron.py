@@ -8,17 +8,41 @@ Layers are always stated by `--pipeline-model-parallel-layout`. Ranks are t + TÂ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hexiopt.errors import InputError
 from hexiopt.exports.file_jobs import FileJob, import_job
-from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
-from hexiopt.exports.layout import JobLayout, block_recompute, grid_of, note_lines, schedule_of, uniform_tp, zero_stage
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, stage_name
+from hexiopt.exports.layout import (
+    UNIFORM_RECOMPUTE,
+    BlockRecompute,
+    JobLayout,
+    LayoutStage,
+    block_recompute,
+    grid_of,
+    note_lines,
+    schedule_of,
+    uniform_tp,
+    zero_stage,
+)
 from hexiopt.exports.rank_table import num_agents
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_kinds.composition import is_hybrid
+from hexiopt.exports.trainers.megatron_kinds.reading import pattern_of
+from hexiopt.exports.trainers.megatron_kinds.writing import blocks_of_layer, hybrid_pattern, kinds_notes
 from hexiopt.exports.trainers.megatron_layers import read_parts, read_recompute
-from hexiopt.exports.trainers.megatron_model import Arguments, model_arguments, read_model, takes_tp, unsuitable
+from hexiopt.exports.trainers.megatron_model import (
+    Arguments,
+    model_arguments,
+    read_model,
+    takes_tp,
+    unsuitable,
+    unsuitable_kinds,
+)
+from hexiopt.exports.trainers.megatron_yaml import read_yaml
 from hexiopt.exports.trainers.pipeline_layout import layout_text
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 
 TARGET = "Megatron-LM with Megatron-Core 0.16 to 0.19"
@@ -35,6 +59,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     schedule = schedule_of(plan, trainer.schedules, refuse)
     zero = zero_stage(plan, (1, 0), refuse)
     trainer.check_precision(problem)
+    model, hybrid = problem.model, is_hybrid(problem.model)
     arguments: Arguments = {
         "tensor-model-parallel-size": [str(tp)],
         "pipeline-model-parallel-size": [str(grid.num_stages)],
@@ -44,24 +69,58 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     }
     if tp > 1 and problem.workload.sequence_parallel:
         arguments["sequence-parallel"] = []
-    if grid.num_stages > 1:
-        arguments["pipeline-model-parallel-layout"] = [layout_text(grid.parts)]
-        assert schedule.chunked or grid.num_chunks == 1
+    if model.shares_experts:
+        arguments |= expert_arguments(problem, grid.stages, trainer.name)
+    if hybrid:
+        arguments["hybrid-layer-pattern"] = [hybrid_pattern(model, grid.parts)]
+    elif grid.num_stages > 1:
+        arguments["pipeline-model-parallel-layout"] = [layout_text(grid.parts, len(model.extra_layers))]
+    assert schedule.chunked or grid.num_chunks == 1
+    blocks = blocks_of_layer(model) if hybrid else 1
+    if not blocks and (recompute.block or recompute.together > 1):
+        refuse("it recomputes some of its layers, which are of unequally many blocks", UNIFORM_RECOMPUTE)
     if recompute.block is not None:
         arguments |= {"recompute-granularity": ["full"], "recompute-method": ["block"]}
-        arguments["recompute-num-layers"] = [str(recompute.block)]
+        arguments["recompute-num-layers"] = [str(recompute.block * blocks)]
     elif recompute.policy == "full":
         arguments |= {"recompute-granularity": ["full"], "recompute-method": ["uniform"]}
-        arguments["recompute-num-layers"] = [str(recompute.together)]
+        arguments["recompute-num-layers"] = [str(recompute.together * max(1, blocks))]
     elif recompute.policy == "selective":
         arguments |= {"recompute-granularity": ["selective"], "recompute-modules": ["core_attn"]}
     if zero:
         arguments["use-distributed-optimizer"] = []
-    orders = {"": grid.stage_major(), "use-tp-pp-dp-mapping": grid.pipeline_major()}
+    orders = {"": grid.stage_major()}
+    if grid.stages[0].cell <= 1:  # else ranks that share experts would not stand together
+        orders["use-tp-pp-dp-mapping"] = grid.pipeline_major()
     order = min(orders, key=lambda flag: (num_agents(problem.cluster, orders[flag]), flag))
     if order:
         arguments[order] = []
     return arguments, grid, orders[order]
+
+
+def expert_arguments(problem: Problem, stages: Sequence[LayoutStage], trainer: str) -> Arguments:
+    """The arguments by which devices share experts, each with whole ones; degrees of the first stage.
+
+    Raises InputError where the devices of a stage do not divide the experts, and for TP without sequence parallelism,
+    which the program refuses beside experts (`moe_layer.py`).
+    """
+    counts = {kind.experts.count for kind in problem.model.kinds if kind.experts is not None}
+    for s, stage in enumerate(stages):
+        if others := [count for count in counts if count % stage.expert_devices]:
+            rule = f"give each device equally many of {others[0]} experts by constraints.max_tp"
+            what = f"{stage_name(0, s)} shares experts among {stage.expert_devices} devices"
+            raise InputError(f"export.format: {trainer} cannot express the plan: {what}; {rule}")
+    if any(stage.tp > 1 for stage in stages) and not problem.workload.sequence_parallel:
+        raise InputError(
+            f"export.format: {trainer} has experts beside tensor parallelism only with sequence parallelism; plan with "
+            "workload.sequence_parallel=true, or constraints.max_tp=1"
+        )
+    forced: Arguments = {"moe-router-force-load-balancing": []} if problem.workload.routing == "forced" else {}
+    return {
+        "expert-model-parallel-size": [str(stages[0].expert_devices)],
+        "expert-tensor-parallel-size": ["1"],
+        **forced,
+    }
 
 
 def difference_notes(problem: Problem, tp: int) -> tuple[str, ...]:
@@ -71,12 +130,15 @@ def difference_notes(problem: Problem, tp: int) -> tuple[str, ...]:
     notes = [f"the vocabulary is padded from {vocab} to {padded}, a multiple of the TP degree"] * (padded > vocab)
     if problem.workload.precision != "fp32" and problem.workload.gradient_bytes == 2:
         notes.append("gradients are reduced in fp32 by default, 4 bytes where the plan was priced with 2")
-    return tuple(notes)
+    return (*notes, *(kinds_notes(problem.model) if problem.model.layers else ()))
 
 
 def words(arguments: Mapping[str, list[str]]) -> str:
-    """Arguments as one line."""
-    return " ".join(" ".join((f"--{name}", *values)) for name, values in arguments.items())
+    """Arguments as one line; a value that begins with a dash is joined to its name."""
+    return " ".join(
+        f"--{name}={values[0]}" if values and values[0].startswith("-") else " ".join((f"--{name}", *values))
+        for name, values in arguments.items()
+    )
 
 
 # ----------------------------------------------------------------------------- reading
@@ -111,9 +173,10 @@ def import_arguments(
     job = FileJob(
         model,
         tp=tp,
+        expert_devices=read_expert_devices(arguments, model, tp),
         num_stages=stages,
         parts=parts,
-        recompute=read_recompute(arguments),
+        recompute=_of_layers(arguments, model, read_recompute(arguments)),
         micro_batch_size=arguments.whole(_name_in_use(arguments, "micro-batch-size", "batch-size"), 1),
         global_batch=arguments.whole("global-batch-size", 0) or None,
         schedule=interleaved if len(parts) > stages else plain,
@@ -125,9 +188,11 @@ def import_arguments(
             "precision": precision,
             "gradient_bytes": gradient_bytes,
             "sequence_parallel": arguments.flag("sequence-parallel") or tp == 1,
+            **read_routing(arguments, model),
         },
         labels={
             "tp": arguments.label("tensor-model-parallel-size"),
+            "expert_devices": arguments.label("expert-model-parallel-size"),
             "num_stages": arguments.label("pipeline-model-parallel-size"),
             "micro_batch_size": arguments.label("micro-batch-size"),
             "global_batch": arguments.label("global-batch-size"),
@@ -136,6 +201,49 @@ def import_arguments(
     )
     layout = import_job(context, job)
     return replace(layout, notes=(*layout.notes, *arguments.notes()))
+
+
+def read_expert_devices(arguments: MegatronArguments, model: ModelSpec, tp: int) -> int:
+    """The devices in a row that share experts, each with whole ones; 0 for models without. Raises InputError where
+    experts are cut by columns (the degree for that is the TP degree, unless it is stated)."""
+    degree = arguments.whole("expert-model-parallel-size", 1, noted=model.shares_experts)
+    columns = arguments.whole("expert-tensor-parallel-size", tp, noted=model.shares_experts)
+    if not model.shares_experts:
+        if degree > 1:
+            arguments.fail("expert-model-parallel-size", f"{degree} shares experts, which {model.name} has not")
+        return 0
+    check_whole_experts(arguments, columns)
+    return degree
+
+
+def check_whole_experts(arguments: MegatronArguments, columns: int) -> None:
+    """Raise InputError where `columns`, the TP degree of experts, is above 1."""
+    if columns > 1:
+        name = "expert-tensor-parallel-size"
+        degree = f"{columns}" if name in arguments else f"is not stated, so that the TP degree {columns}"
+        arguments.fail(
+            name,
+            f"{degree} cuts experts by columns, which is not modelled; state 1 with {columns} times the EP degree, for "
+            "whole experts on the same GPUs",
+        )
+
+
+def read_routing(arguments: MegatronArguments, model: ModelSpec) -> dict[str, str]:
+    """The workload's routing, for models with experts."""
+    forced = arguments.flag("moe-router-force-load-balancing")
+    return {"routing": "forced" if forced else "natural"} if model.shares_experts else {}
+
+
+def _of_layers(arguments: MegatronArguments, model: ModelSpec, recompute: BlockRecompute) -> BlockRecompute:
+    """Recompute by layers, which a hybrid model states by blocks."""
+    blocks = blocks_of_layer(model) if pattern_of(arguments) is not None else 1
+    counts = (recompute.block or 0, recompute.together if recompute.together > 1 else 0)
+    if any(count and (not blocks or count % blocks) for count in counts):
+        arguments.fail("recompute-num-layers", "recomputes a part of a layer, which is not modelled; take whole ones")
+    if not any(counts):
+        return recompute
+    block = None if recompute.block is None else recompute.block // blocks
+    return replace(recompute, block=block, together=max(1, recompute.together // blocks))
 
 
 def _name_in_use(arguments: MegatronArguments, name: str, earlier: str) -> str:
@@ -187,8 +295,8 @@ class MegatronFormat(Trainer):
     name = "megatron"
     target = TARGET
     expresses = (
-        "pipelines all alike with one TP degree; uneven and interleaved layers, "
-        "full recompute of first layers or groups"
+        "pipelines all alike with one TP degree and equally many replicas that share experts; uneven and interleaved "
+        "layers, full recompute of first layers or groups"
     )
     schedules = TRAINER_SCHEDULES["megatron"]
     choices = EVEN | {"workload.optimizer_sharding": ("1", "0")}
@@ -197,12 +305,17 @@ class MegatronFormat(Trainer):
     takes_tp = staticmethod(takes_tp)
     unsuitable = staticmethod(unsuitable)
 
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        """The reason why the program has no such layers."""
+        return unsuitable_kinds(problem)
+
     def write(self, problem: Problem, plan: Plan) -> Program:
         arguments, grid, devices = plan_arguments(problem, plan, self)
         model = model_arguments(problem.model, problem.workload.seq_len)
+        program = "pretrain_mamba.py" if is_hybrid(problem.model) else "pretrain_gpt.py"
         notes = (*grid.notes(), *difference_notes(problem, grid.stages[0].tp))
         lines = [
-            f"# For {TARGET}: arguments of pretrain_gpt.py, with --data-path and the like still to add. Rank r runs on",
+            f"# For {TARGET}: arguments of {program}, with --data-path and the like still to add. Rank r runs on",
             "# the GPU of row r of ranks.tsv.",
             *note_lines(notes),
             "set -f  # the layout has asterisks",
@@ -211,7 +324,7 @@ class MegatronFormat(Trainer):
         ]
         return Program(
             devices,
-            '"${MEGATRON:-.}/pretrain_gpt.py" $MODEL $PLAN',
+            f'"${{MEGATRON:-.}}/{program}" $MODEL $PLAN',
             {FILE: "\n".join(lines) + "\n"},
             setup=f'. "$HERE/{FILE}"',
             environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
@@ -219,7 +332,7 @@ class MegatronFormat(Trainer):
         )
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:
-        script = read_script(text, context.where, CORE)
+        script = read_yaml(text, context) or read_script(text, context.where, CORE)
         return import_arguments(MegatronArguments(context, script.arguments), context, script.world, script.notes)
 
 

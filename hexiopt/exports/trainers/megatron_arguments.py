@@ -47,8 +47,8 @@ def harmless_values(name: str) -> list[list[str]]:
 class MegatronArguments(Ledger):
     """Arguments by Megatron-LM's names without dashes; flags have no value.
 
-    `label` turns a name into the text's name; arguments in `others` are read elsewhere. Raises InputError that names
-    all refused arguments.
+    `label` turns a name into the text's name; arguments in `others` are read elsewhere. `states_recompute` is whether
+    the user says what to price as recompute. Raises InputError that names all refused arguments.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class MegatronArguments(Ledger):
         relevant = {name: words for name, words in values.items() if words not in harmless_values(name)}
         super().__init__(context.where, relevant, vocabulary(), label)
         self._strays: list[Unknown] = []
+        self.states_recompute = "recompute" in context.stated_keys
         self._read.update(others)
         self.refuse()
 

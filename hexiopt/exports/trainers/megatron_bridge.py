@@ -27,6 +27,10 @@ FILE = "megatron_bridge.overrides"
 OVERRIDES = {
     "tensor-model-parallel-size": "model.tensor_model_parallel_size",
     "pipeline-model-parallel-size": "model.pipeline_model_parallel_size",
+    "expert-model-parallel-size": "model.expert_model_parallel_size",
+    "expert-tensor-parallel-size": "model.expert_tensor_parallel_size",
+    "moe-router-force-load-balancing": "model.moe_router_force_load_balancing",
+    "hybrid-layer-pattern": "model.hybrid_layer_pattern",
     "pipeline-model-parallel-layout": "model.pipeline_model_parallel_layout",
     "sequence-parallel": "model.sequence_parallel",
     "recompute-granularity": "model.recompute_granularity",
@@ -164,7 +168,7 @@ class MegatronBridgeFormat(MegatronFormat):
         names = {key: _name(key) for key in values}
         if not {"tensor-model-parallel-size", "pipeline-model-parallel-size"} & set(names.values()):
             context.fail("has no override model.tensor_model_parallel_size=...; give one override a line, or a recipe")
-        context.require_model("Megatron-Bridge")
+        model = context.require_model("Megatron-Bridge")
         if adapters := [key for key in values if key.startswith("peft")]:
             context.fail(f"{adapters[0]}: adapters are not modelled; import a run that trains all weights")
         arguments: dict[str, Words] = {}
@@ -174,13 +178,21 @@ class MegatronBridgeFormat(MegatronFormat):
                 arguments |= _precision_arguments(value, context)
             elif name == "grad-reduce-in-fp32":
                 arguments["grad-reduce-in-bf16" if value is False else "accumulate-allreduce-grads-in-fp32"] = []
+            elif name == "mtp-num-layers" and not value:
+                arguments[name] = ["0"]  # without those of the recipe
             elif value is not False and value is not None and key.partition(".")[0] not in _HARMLESS:
                 arguments[name] = _words(name, value)
         if not {"bf16", "fp16", _MIXED} & set(names.values()) and context.workload.precision in ("bf16", "fp16"):
             arguments[context.workload.precision] = []
         if "global-batch-size" not in arguments:
             arguments["global-batch-size"] = [str(context.workload.global_batch)]
-        absent = [OVERRIDES[name] for name in _ASKED if name not in names.values()]
+        settings: tuple[str, ...] = _ASKED
+        if model.shares_experts:
+            settings += ("expert-model-parallel-size",)
+            if "expert-tensor-parallel-size" not in arguments:
+                arguments["expert-tensor-parallel-size"] = ["1"]
+                notes.append(f"not stated, and taken as recipes have it: {OVERRIDES['expert-tensor-parallel-size']} 1")
+        absent = [OVERRIDES[name] for name in settings if name not in names.values()]
         if not {"bf16", "fp16", _MIXED} & set(names.values()):
             absent.append(_MIXED)
         if absent:

@@ -1,7 +1,10 @@
 """How arguments of Megatron-LM divide layers over stages, and which of them they recompute."""
 
+from functools import partial
+
 from hexiopt.exports.layout import NO_RECOMPUTE, BlockRecompute
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_kinds.reading import PATTERNS, layers_of_blocks, pattern_of
 from hexiopt.exports.trainers.pipeline_layout import read_layout
 from hexiopt.problem.model import ModelSpec
 
@@ -19,17 +22,22 @@ def read_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> l
     of Megatron-DeepSpeed's list of layers. Raises InputError, naming the argument, where stages do not divide layers.
     """
     layers = model.num_layers
+    if (pattern := pattern_of(arguments)) is not None:
+        name = next(name for name in PATTERNS if name in arguments)
+        parts = layers_of_blocks(model, pattern[0], stages, partial(arguments.fail, name))
+        _check_chunks(arguments, len(parts) // stages)
+        return parts
     if _LAYOUT in arguments:
         text = "".join(arguments.words(_LAYOUT))
-        parts = read_layout(text, f"{arguments.where}: {arguments.label(_LAYOUT)}")
+        where = f"{arguments.where}: {arguments.label(_LAYOUT)}"
+        parts = read_layout(text, where, len(model.extra_layers))
         if len(parts) % stages or sum(parts) != layers:
             arguments.fail(
                 _LAYOUT,
                 f"has {len(parts)} parts with {sum(parts)} layers, for {stages} stages and {layers} layers; make parts "
                 "a multiple of the stages, and layers the model's",
             )
-        if (chunks := arguments.whole(_CHUNKS, len(parts) // stages)) != len(parts) // stages:
-            arguments.fail(_CHUNKS, f"{chunks} is not the layout's {len(parts) // stages}; correct one of them")
+        _check_chunks(arguments, len(parts) // stages)
         return parts
     if stages == 1:
         return [layers]
@@ -54,6 +62,11 @@ def read_parts(arguments: MegatronArguments, model: ModelSpec, stages: int) -> l
     if 0 in parts:
         arguments.fail(chosen[0], "leaves a stage without layers, which is not modelled; give it one")
     return parts
+
+
+def _check_chunks(arguments: MegatronArguments, number: int) -> None:
+    if (chunks := arguments.whole(_CHUNKS, number, noted=False)) != number:
+        arguments.fail(_CHUNKS, f"{chunks} is not the layout's {number}; correct one of them")
 
 
 def _between(arguments: MegatronArguments, layers: int, stages: int, first: int, last: int) -> list[int]:
@@ -105,7 +118,8 @@ def _by_type(arguments: MegatronArguments, model: ModelSpec, stages: int) -> lis
 
 
 def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
-    """The layers that are recomputed, by current or earlier arguments. Raises InputError for other modules."""
+    """The layers that are recomputed, by current or earlier arguments. Raises InputError for modules other than
+    attention's core, unless the user states what to price in their place."""
     granularity = arguments.word("recompute-granularity", "none", ("none", "full", "selective"))
     method, count = "recompute-method", "recompute-num-layers"
     if arguments.flag("checkpoint-activations"):
@@ -118,9 +132,12 @@ def read_recompute(arguments: MegatronArguments) -> BlockRecompute:
         granularity = "selective"
     if granularity == "selective":
         modules = arguments.words("recompute-modules") if "recompute-modules" in arguments else ["core_attn"]
-        if others := [module for module in modules if module != "core_attn"]:
+        others = [module for module in modules if module != "core_attn"]
+        if others and not arguments.states_recompute:
             arguments.fail(
-                "recompute-modules", f"{' '.join(others)}: is not modelled; recompute core_attn, or full layers"
+                "recompute-modules",
+                f"{' '.join(others)}: is not modelled; say what to price in its place by workload.recompute=none, "
+                "selective or full",
             )
         return BlockRecompute("selective" if modules else "none")
     if granularity == "none":

@@ -6,6 +6,15 @@ from typing import Any
 
 from hexiopt.exports.formats import ImportContext
 from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
+from hexiopt.exports.trainers.megatron_kinds.composition import faults, is_hybrid
+from hexiopt.exports.trainers.megatron_kinds.reading import (
+    difference_of_layers,
+    kinds_of,
+    model_in_use,
+    pattern_of,
+    states_kinds,
+)
+from hexiopt.exports.trainers.megatron_kinds.writing import divides_kinds, kinds_arguments
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 
@@ -25,8 +34,11 @@ _ROPE_SCALING: dict[str, Arguments] = {"llama3": {"use-rope-scaling": []}, "defa
 
 
 def unsuitable(problem: Problem) -> str | None:
-    """The reason why Megatron-LM's GPT model cannot be a problem's model, with a remedy; None if it can."""
+    """The reason why Megatron-LM's GPT model cannot be a problem's model, whose layers are equal, with a remedy; None
+    if it can."""
     model = problem.model
+    if model.layers:
+        return None
     if model.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         return f"model {model.name}: {model.architecture} is not a GPT model of Megatron-LM; take {known}"
@@ -37,9 +49,18 @@ def unsuitable(problem: Problem) -> str | None:
     return None
 
 
+def unsuitable_kinds(problem: Problem) -> str | None:
+    """The reason why Megatron-LM has no layers as those that a model states, with a remedy; None if it has."""
+    model = problem.model
+    fault = next(faults(model), None) if model.layers else None
+    return None if fault is None else f"has no {fault}, as {model.name} has; export plans of a model without"
+
+
 def takes_tp(problem: Problem, tp: int) -> bool:
     """Whether a TP degree divides heads, MLP columns and tokens, and divides or is divided by the key-value heads."""
     model = problem.model
+    if model.layers:
+        return divides_kinds(problem, tp)
     groups = model.num_kv_heads
     divided = model.num_heads % tp == model.ffn_size % tp == problem.workload.seq_len % tp == 0
     return divided and gcd(groups, tp) in (groups, tp)
@@ -47,10 +68,11 @@ def takes_tp(problem: Problem, tp: int) -> bool:
 
 def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
     """The arguments that state a model's shape."""
+    dense = next((kind.dense.ffn_size for kind in model.layers if kind.dense is not None), model.ffn_size)
     arguments: Arguments = {
-        "num-layers": [str(model.num_layers)],
+        **({} if is_hybrid(model) else {"num-layers": [str(model.num_layers)]}),  # a pattern of blocks says it
         "hidden-size": [str(model.hidden_size)],
-        "ffn-hidden-size": [str(model.ffn_size)],
+        "ffn-hidden-size": [str(dense)],
         "num-attention-heads": [str(model.num_heads)],
         "seq-length": [str(seq_len)],
         "max-position-embeddings": [str(max(model.max_positions, seq_len))],
@@ -58,6 +80,12 @@ def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
         "make-vocab-size-divisible-by": ["1"],
         "norm-epsilon": [repr(model.norm_eps)],
     }
+    arguments |= kinds_arguments(model) if model.layers else _equal_layers(model)
+    return arguments | ({} if model.tied_embeddings else {"untie-embeddings-and-output-weights": []})
+
+
+def _equal_layers(model: ModelSpec) -> Arguments:
+    arguments: Arguments = {}
     if model.num_kv_heads != model.num_heads:
         arguments |= {"group-query-attention": [], "num-query-groups": [str(model.num_kv_heads)]}
     if model.head_dim * model.num_heads != model.hidden_size:
@@ -70,9 +98,7 @@ def model_arguments(model: ModelSpec, seq_len: int) -> Arguments:
     if not model.mlp_bias:
         arguments["disable-bias-linear"] = []
         arguments |= {"add-qkv-bias": []} if model.attention_bias else {}
-    arguments |= {"qk-layernorm": []} if model.qk_norm else {}
-    arguments |= {} if model.tied_embeddings else {"untie-embeddings-and-output-weights": []}
-    return arguments
+    return arguments | ({"qk-layernorm": []} if model.qk_norm else {})
 
 
 def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[ModelSpec, list[str]]:
@@ -96,7 +122,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
     }
     norm = arguments.word("normalization", "LayerNorm", noted=noted)
     position = arguments.word("position-embedding-type", "learned_absolute", noted=noted)
-    rotary = position == "rope" or arguments.flag("use-rotary-position-embeddings")
+    rotary = position in ("rope", "yarn") or arguments.flag("use-rotary-position-embeddings")
     biased, qkv_bias = not arguments.flag("disable-bias-linear"), arguments.flag("add-qkv-bias")
     qk_norm = arguments.flag("qk-layernorm")
     values: dict[str, Any] = {
@@ -108,10 +134,26 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
     theta = float(arguments.whole("rotary-base", 10000, noted=noted)) if rotary or not noted else 10000.0
     scaled = arguments.flag("use-rope-scaling")
     vocab, notes = _vocabulary(arguments, context, tp)
+    position = "rope" if rotary and position != "yarn" else position
+    whole = values | {"vocab_size": vocab, "rope_theta": theta}
     if context.model is not None:
-        return context.model, _differences(arguments, context.model, shape)
+        model, further = model_in_use(arguments, context.model, _states_shape(arguments))
+        differences = _differences(arguments, model, shape)
+        if states_kinds(arguments) and model.layers and _states_shape(arguments):
+            with context.blame_file():
+                differences += difference_of_layers(kinds_of(arguments, whole, norm, position), model)
+        return model, [*differences, *further]
+    if states_kinds(arguments):
+        for name in ("hidden-size", "num-attention-heads", "max-position-embeddings"):
+            arguments.whole(name)
+        if pattern_of(arguments) is None:
+            arguments.whole("num-layers")
+        with context.blame_file():
+            return kinds_of(arguments, whole, norm, position), notes
     for name in ("num-layers", "hidden-size", "num-attention-heads", "max-position-embeddings"):
         arguments.whole(name)
+    if position == "yarn" or arguments.word("rope-type", "rope", ("rope", "yarn"), noted=False) == "yarn":
+        context.fail("positions scaled by YaRN need a model of kinds of layers here; give model=config.json")
     if not gated == rotary == (norm == "RMSNorm") or (not gated and position != "learned_absolute"):
         context.fail("its MLP, norm and positions are together no architecture known here; give model=config.json")
     values["vocab_size"] = vocab
@@ -127,6 +169,22 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
     values |= {"attention_bias": True} if architecture == "qwen2" else {}
     values |= {"rope_type": "llama3"} if scaled else {}
     return ModelSpec(architecture=architecture, rope_theta=theta, **values), notes
+
+
+def _states_shape(arguments: MegatronArguments) -> bool:
+    """Whether the model's shape is stated, as it is for Megatron-LM, or left to a recipe."""
+    depth = "num-layers" in arguments or pattern_of(arguments) is not None
+    return all([depth, "hidden-size" in arguments, "num-attention-heads" in arguments])
+
+
+def _fields_without_meaning(model: ModelSpec) -> tuple[str, ...]:
+    """Fields that arguments state of another part than the model does: widths of an MLP beside experts, and of heads
+    that latent vectors make."""
+    if not model.layers:
+        return ()
+    dense = any(kind.dense is not None for kind in model.layers)
+    latent = any(kind.attention is not None and kind.attention.kv_rank for kind in model.layers)
+    return (*(() if dense else ("ffn_size",)), *(("head_dim", "num_kv_heads") if latent else ()))
 
 
 def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -> tuple[int, list[str]]:
@@ -145,10 +203,10 @@ def _vocabulary(arguments: MegatronArguments, context: ImportContext, tp: int) -
 def _differences(arguments: MegatronArguments, model: ModelSpec, shape: Mapping[str, Any]) -> list[str]:
     """Notes on flags that contradict the model. Raises InputError where numbers do."""
     for name, key in _SHAPE.items():
-        if key in arguments and shape[name] != getattr(model, name):
+        if key in arguments and name not in _fields_without_meaning(model) and shape[name] != getattr(model, name):
             what = f"{shape[name]} is not that of model {model.name} ({getattr(model, name)})"
             arguments.fail(key, f"{what}; give the model that is trained")
-    if not all(key in arguments for key in ("num-layers", "hidden-size", "num-attention-heads")):
+    if not _states_shape(arguments):
         return []
     flags = {"untie-embeddings-and-output-weights": not model.tied_embeddings, "swiglu": model.gated_mlp}
     wrong = [

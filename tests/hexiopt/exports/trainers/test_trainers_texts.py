@@ -46,7 +46,7 @@ def test_layouts_may_repeat(text: str, parts: list[int]) -> None:
         ("Et|tLL", "end with its one L"),
         ("Et||tL", "no decoder layer in part 1"),
         ("E|t*8L", "no decoder layer in part 0"),
-        ("Et*4|tmL", "multi-token prediction"),
+        ("Et*4|tmL", "has 1 m, for 0 layers that predict further tokens"),
         ("Ex|tL", "'x'"),
         ("E(t*9999)*9999L", "longer than"),
     ],

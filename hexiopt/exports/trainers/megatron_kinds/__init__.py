@@ -1,0 +1,1 @@
+"""Layers of several kinds, experts and recurrences as arguments of Megatron-LM, and back."""

@@ -1,0 +1,91 @@
+"""Models with experts and layers of several kinds, in the words of Megatron-LM, Megatron-Bridge and FlagScale."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.exports.exporting import write_program
+from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
+from tests.hexiopt.exports.random_mixtures import chain_of_cells, grid_of_cells, hybrid, mixture
+from tests.hexiopt.exports.test_round_trips import canonical
+
+
+def read_again(name: str, problem: Problem, plan: Plan, model: ModelSpec | None) -> ImportedPlan:
+    """What a trainer's files of a plan describe."""
+    program = write_program(problem, plan, TRAINERS[name])
+    text = next(iter(program.files.values()))
+    workload = Workload(problem.workload.global_batch, gradient_bytes=problem.workload.gradient_bytes)
+    stated = frozenset({"gradient_bytes", "sequence_parallel"})
+    context = ImportContext(name, problem.cluster, program.devices, model, workload, Space(), stated, table=True)
+    return TRAINERS[name].read(text, context)
+
+
+def assert_same(name: str, problem: Problem, plan: Plan, *, by_model: bool, priced: bool) -> None:
+    found = read_again(name, problem, plan, problem.model if by_model else None)
+    assert found.problem.model == problem.model
+    assert canonical(found.plan) == canonical(plan)
+    assert found.problem.workload.routing == problem.workload.routing
+    assert not [note for note in found.notes if note.startswith("not read")]
+    if priced:
+        prices = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (found.problem, found.plan))]
+        assert prices[0] == pytest.approx(prices[1], rel=1e-12)
+
+
+def drawn(kind: str, name: str, seed: int) -> tuple[Problem, Plan]:
+    rng = random.Random(f"{kind} {name} {seed}")
+    model = mixture(rng, recurrent=name != "flagscale") if kind == "layers" else hybrid(rng, whole=kind == "whole")
+    return (chain_of_cells if name == "flagscale" else grid_of_cells)(rng, model)
+
+
+CASES = [
+    ("layers", "megatron"),
+    ("layers", "megatron_bridge"),
+    ("layers", "flagscale"),
+    ("blocks", "megatron"),
+    ("blocks", "megatron_bridge"),
+    ("whole", "megatron"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_random_mixtures_come_back(kind: str, name: str) -> None:
+    for seed in range(25):
+        problem, plan = drawn(kind, name, seed)
+        by_model = name == "megatron_bridge" or kind == "whole"
+        assert_same(name, problem, plan, by_model=by_model, priced=seed % 8 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
+    for seed in range(100, 500):
+        problem, plan = drawn(kind, name, seed)
+        by_model = name == "megatron_bridge" or kind == "whole"
+        assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
+
+
+NAMES = Path(__file__).with_name("megatron_names.txt")
+HYBRID = {"hybrid-layer-pattern"}  # of Megatron-Core 0.17 and later, as a note says
+
+
+@pytest.mark.parametrize(("kind", "name"), [("layers", "megatron"), ("blocks", "megatron"), ("whole", "megatron")])
+def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
+    lines = NAMES.read_text(encoding="utf-8").splitlines()
+    known = {word for line in lines if not line.startswith("#") for word in line.split()}
+    written = set[str]()
+    for seed in range(60):
+        problem, plan = drawn(kind, name, seed)
+        text = next(iter(write_program(problem, plan, TRAINERS[name]).files.values()))
+        written |= set(re.findall(r"--([a-z][\w-]*)", text.replace("--data-path", "")))
+    assert len(written) > 30
+    assert not written - known
+    assert {n for n in written if n.startswith("hybrid")} == (set() if kind == "layers" else HYBRID)
