@@ -3,6 +3,7 @@
 from operator import mul
 
 from hexiopt.bounds.sequence import sequence_bound_s
+from hexiopt.bounds.stage_cells import stage_cells
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.space import recompute_policies
@@ -42,11 +43,10 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
         machine = problem.cluster.machines[example[kind]]
         best = max(
             weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
-            for number, weight in enumerate(weights)
-            for tp_group in model.stages.tp_groups.fastest(example[kind], problem.space.allowed_tp(machine.num_gpus))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
+            for cell in stage_cells(model, example[kind], size)
+            for number, weight in enumerate(weights)
             for policy in recompute_policies(problem.workload)
-            for cell in model.stages.cells(tp_group, size)
         )
         rates.append((machine, count, best))
     return rates

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hexiopt.bounds.compute import device_rates
+from hexiopt.bounds.stages import machine_params
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import sharding_stages
 
@@ -128,7 +129,7 @@ class InterfaceBound:
 
 def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
     problem, workload = model.problem, model.problem.workload
-    batch, layer_params = workload.global_batch, float(problem.parameters.layer_params)
+    batch, layer_params = workload.global_batch, machine_params(problem)
     gradient, weight = layer_params * workload.sum_bytes, layer_params * workload.states.weight
     late = layer_params * model.framework.late_bytes(workload.states.weight)
     stages = [stage for stage in sharding_stages(workload) if (stage < 2) == (micro_batches is None)]

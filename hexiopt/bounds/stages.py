@@ -7,10 +7,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hexiopt.bounds.stage_cells import shares_across, stage_cells
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.schedule import BoundTerms
@@ -47,13 +49,13 @@ class StageTypes:
             model,
             on_time,
             [
-                _Row(kind, examples[kind], tp_group, share, holders)
+                _Row(kind, examples[kind], cell, share, holders)
                 for kind, same in enumerate(kinds.values())
-                for tp_group in model.stages.tp_groups.fastest(same[0], space.allowed_tp(examples[kind].num_gpus))
-                if tp_group.tp <= len(devices[same[0]])
                 for share in shares
+                for cell in stage_cells(model, same[0], share)
+                if cell.machines > 1 or cell.tp <= len(devices[same[0]])
                 for holders in _holders(
-                    sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // tp_group.tp
+                    sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // cell.tp, cell
                 )
             ],
         )
@@ -160,7 +162,7 @@ class StageTypes:
 class _Holders:
     """A ZeRO stage, and the least and most devices over which the states of a stage are sharded.
 
-    `lockstep` means that these are in several machines and gather and scatter layer by layer.
+    `lockstep` means that these may be in several machines and gather and scatter layer by layer.
     """
 
     sharding: int
@@ -169,15 +171,18 @@ class _Holders:
     lockstep: bool
 
 
-def _holders(stages: Sequence[int], devices: int, together: int) -> list[_Holders]:
-    """Classes of sharding with different conditions; `together` TP groups fit in a machine.
+def _holders(stages: Sequence[int], devices: int, together: int, cell: TpGroup) -> list[_Holders]:
+    """Classes of sharding with different conditions; `together` groups like `cell` fit in a machine.
 
-    ZeRO-1 needs less memory than ZeRO-0 and in these bounds no more time, so it represents both.
+    ZeRO-1 needs less memory than ZeRO-0 and in these bounds no more time, so it represents both. Replicas that share
+    experts are several holders of all else, but what they gather and scatter of that is not counted.
     """
     early = max((stage for stage in stages if stage <= 1), default=None)
     classes = [] if early is None else [_Holders(early, 1, devices if early else 1, False)]
     for stage in stages:
-        if stage >= 2:
+        if stage >= 2 and cell.replicas > 1:
+            classes.append(_Holders(stage, 1, devices, True))
+        elif stage >= 2:
             classes.append(_Holders(stage, 1, 1, False))
             if together >= 2:
                 classes.append(_Holders(stage, 2, together, False))
@@ -205,7 +210,7 @@ class _Row:
     def layer_s(self, model: PlanPricer, policy: str) -> tuple[float, float]:
         """Least forward and backward seconds of a layer, under ZeRO-2 and 3 no less than those of its rings."""
         forward_s, backward_s = model.stages.layer_s(self.tp_group, self.share, policy)
-        if self.holders.sharding <= 1 or self.holders.most == 1:
+        if self.holders.sharding <= 1 or self.holders.least == 1:
             return forward_s, backward_s
         problem, n = model.problem, self.holders.least
         params = problem.parameters.layer_params * (n - 1) / n
@@ -220,6 +225,8 @@ class _Row:
     def late_s(self, model: PlanPricer) -> float:
         """Seconds of a layer's weight gradients: in a slower ring there may be more of them, but by no more than its
         forward and backward are longer."""
+        if model.problem.model.layers:  # no schedule splits their backwards
+            return 0.0
         _, backward_s = model.stages.layer_s(self.tp_group, self.share, "none")
         if model.stages.measurement(self.tp_group, self.share) is not None:  # one backward for rings of any speed
             return 0.5 * backward_s
@@ -257,8 +264,11 @@ def _pareto_rows(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[
         memory = np.array([row.bytes(model, last) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
         late = row.holders.sharding >= 2  # no stage of the other kind can replace it
-        rivals = comparable.setdefault((row.kind, row.tp_group, row.share, row.holders.lockstep, late), [])
-        value = np.concatenate([seconds, (memory * less_room).ravel(), [tail]])
+        group = row.tp_group
+        same = row.kind, group.tp, group.machines > 1, row.share, row.holders.lockstep, late
+        rivals = comparable.setdefault(same, [])
+        head = model.stages.ends_s(group, row.share)[1]
+        value = np.concatenate([seconds, [head.forward_s, head.backward_s], (memory * less_room).ravel(), [tail]])
         if not any((other <= value).all() for _, _, other in rivals):
             rivals[:] = [rival for rival in rivals if not (value <= rival[2]).all()]
             rivals.append((row, memory, value))
@@ -277,16 +287,27 @@ def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]
     weight_bytes = model.framework.late_bytes(workload.states.weight)
     passes = workload.sum_bytes + min(workload.sum_bytes, weight_bytes)
     layer_bytes = passes * float(model.problem.parameters.layer_params)
+    machine_bytes = passes * machine_params(model.problem)
     interface = [
-        layer_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0 for machine in examples
+        machine_bytes / machine.nic_bandwidth_bytes_per_s if machine.num_interfaces == 1 else 0.0
+        for machine in examples
     ]
     inner = [
         layer_bytes / row.tp_group.tp / (row.inside + row.machine.nic_bandwidth_bytes_per_s)
-        if row.holders.sharding <= 1 or row.holders.most == 1
+        if (row.holders.sharding <= 1 or row.holders.most == 1) and row.tp_group.machines == 1
         else 0.0
         for row in rows
     ]
     return np.array(interface), np.array(inner)
+
+
+def machine_params(problem: Problem) -> float:
+    """The least trained parameters of a layer that every machine with devices of it holds: all but those of experts,
+    where machines may share these."""
+    whole = float(problem.parameters.layer_params)
+    if not shares_across(problem):
+        return whole
+    return whole - sum(row.params for row in problem.parameters.trained_groups if row.experts and row.holder == "layer")
 
 
 class _Growth:
