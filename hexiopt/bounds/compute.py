@@ -44,7 +44,7 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
         best = max(
             weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
-            for cell in stage_cells(model, example[kind], size)
+            for cell in stage_cells(model.stages, example[kind], size)
             for number, weight in enumerate(weights)
             for policy in recompute_policies(problem.workload)
         )

@@ -3,18 +3,18 @@ also replicas that share them, with every TP degree that a plan may state."""
 
 from collections.abc import Iterator
 
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
 
 
-def stage_cells(model: PlanPricer, machine: int, share: int) -> Iterator[TpGroup]:
+def stage_cells(stages: StageModel, machine: int, share: int) -> Iterator[TpGroup]:
     """Groups that take `share` sequences of a micro-batch, of devices like those of `machine`: inside it, and of
     replicas that share experts also over it and others of its GPU type."""
-    problem, groups = model.problem, model.stages.tp_groups
+    problem, groups = stages.problem, stages.tp_groups
     for group in groups.fastest(machine, problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)):
         yield from (cell for cell in groups.with_every_degree(group) if share % cell.replicas == 0)
-    yield from _across(model, machine, share)
+    yield from cells_across(stages, machine, share)
 
 
 def shares_across(problem: Problem) -> bool:
@@ -26,10 +26,10 @@ def shares_across(problem: Problem) -> bool:
     return len(set(names)) < len(names)
 
 
-def _across(model: PlanPricer, machine: int, share: int) -> Iterator[TpGroup]:
+def cells_across(stages: StageModel, machine: int, share: int) -> Iterator[TpGroup]:
     """Of replicas in several machines: the one over as many of them as makes a layer fastest, for each number of
     devices and TP degree."""
-    problem = model.problem
+    problem = stages.problem
     if not shares_across(problem) or share not in problem.space.micro_batch_sizes(problem.workload.global_batch):
         return
     machines, usable = problem.cluster.machines, problem.usable_by_machine
@@ -40,10 +40,8 @@ def _across(model: PlanPricer, machine: int, share: int) -> Iterator[TpGroup]:
         for replicas in _divisors(share):
             over = range(2, min(replicas, len(like)) + 1)
             if degree * replicas <= every and over:
-                cells = [
-                    model.stages.tp_groups.fastest_across(machine, like, degree, replicas, count) for count in over
-                ]
-                yield min(cells, key=lambda cell: sum(model.stages.layer_s(cell, share, "none")))
+                groups = [stages.tp_groups.fastest_across(machine, like, degree, replicas, count) for count in over]
+                yield min(groups, key=lambda cell: sum(stages.layer_s(cell, share, "none")))
 
 
 def _divisors(number: int) -> list[int]:

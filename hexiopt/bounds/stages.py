@@ -52,7 +52,7 @@ class StageTypes:
                 _Row(kind, examples[kind], cell, share, holders)
                 for kind, same in enumerate(kinds.values())
                 for share in shares
-                for cell in stage_cells(model, same[0], share)
+                for cell in stage_cells(model.stages, same[0], share)
                 if cell.machines > 1 or cell.tp <= len(devices[same[0]])
                 for holders in _holders(
                     sharding_stages(workload), len(problem.usable_devices), len(devices[same[0]]) // cell.tp, cell
