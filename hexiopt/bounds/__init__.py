@@ -40,8 +40,7 @@ def lower_bound(
     if model.problem.space.sequence:
         return LowerBound(best_s, {})
     shares = None
-    of_kinds = not model.problem.model.equal_layers
-    if time_limit_s > 0.0 and not of_kinds and not model.problem.space.uneven_chunks:
+    if time_limit_s > 0.0 and not model.problem.space.uneven_chunks:
         from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
 
         best_s, shares = chain_bound(model, best_s, clock() + time_limit_s, clock)

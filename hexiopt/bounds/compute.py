@@ -1,7 +1,5 @@
 """The compute bound on the step time of every plan in the space."""
 
-from operator import mul
-
 from hexiopt.bounds.sequence import sequence_bound_s
 from hexiopt.bounds.stage_cells import stage_cells
 from hexiopt.cost.pricer import PlanPricer
@@ -37,7 +35,7 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
         kind = problem.cluster.machines[m].kind
         machines[kind] = machines.get(kind, 0) + 1
         example.setdefault(kind, m)
-    weights = _weights(model, next(iter(example.values())))
+    weights = kind_weights(model)
     rates: list[tuple[Machine, int, float]] = []
     for kind, count in machines.items():
         machine = problem.cluster.machines[example[kind]]
@@ -45,20 +43,21 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
             weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
             for cell in stage_cells(model.stages, example[kind], size)
-            for number, weight in enumerate(weights)
+            for number, weight in weights.items()
             for policy in recompute_policies(problem.workload)
         )
         rates.append((machine, count, best))
     return rates
 
 
-def _weights(model: PlanPricer, machine: int) -> list[float]:
-    """What a layer of each kind counts, the mean layer being 1: as it takes a device of `machine`."""
-    model_kinds = range(len(model.problem.model.kinds))
-    (alone,) = model.stages.tp_groups.fastest(machine, (1,))
-    seconds = [sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in model_kinds]
-    mean_s = sum(map(mul, model.problem.model.weight_of_kinds, seconds))
-    return [layer_s / mean_s for layer_s in seconds] if len(seconds) > 1 else [1.0]
+def kind_weights(model: PlanPricer) -> dict[int, float]:
+    """What a layer of each kind that the model's layers have counts, the mean layer being 1: as it takes a device of
+    the first machine."""
+    shares = {kind: share for kind, share in enumerate(model.problem.model.weight_of_kinds) if share}
+    (alone,) = model.stages.tp_groups.fastest(next(iter(model.problem.usable_by_machine)), (1,))
+    seconds = {kind: sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in shares}
+    mean_s = sum(share * seconds[kind] for kind, share in shares.items())
+    return {kind: layer_s / mean_s if len(shares) > 1 else 1.0 for kind, layer_s in seconds.items()}
 
 
 def compute_shares(model: PlanPricer) -> dict[int, float]:
