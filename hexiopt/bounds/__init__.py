@@ -41,8 +41,7 @@ def lower_bound(
     if space.sequence or (space.uneven_experts and shared):
         return LowerBound(best_s, {})
     shares = None
-    of_kinds = bool(model.problem.model.layers)
-    if time_limit_s > 0.0 and not of_kinds and not space.uneven_chunks:
+    if time_limit_s > 0.0 and not space.uneven_chunks:
         from hexiopt.bounds.programme import chain_bound  # imported here, since numba takes a second to load
 
         best_s, shares = chain_bound(model, best_s, clock() + time_limit_s, clock)

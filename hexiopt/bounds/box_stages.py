@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     share: Floats
     lockstep: NDArray[np.bool_]
     inner_s: Floats
-    forward_s: Floats
+    forward_s: Floats  # [types, layers + 1]
     layer_s: Floats
     late_s: Floats
     head_forward_s: Floats
@@ -227,7 +227,7 @@ def price_stages(
         if not work_s <= limit_s:
             continue
         most, fewest = -(-n // least_ranges), n // most_ranges
-        turns, forward_s = ahead, most * rows.forward_s[row] + head_s
+        turns, forward_s = ahead, rows.forward_s[row, most] + head_s
         if rows.split:
             journey_s = fewest * (rows.layer_s[row] - rows.late_s[row]) + (rows.head_s[row] if after == 0 else 0.0)
         else:
@@ -256,7 +256,7 @@ def price_stages(
             if busy_s[first] > limit_s:
                 continue
             # Of whole backwards, only a first stage's last one certainly ends at the end of the last journey.
-            backward_s, ends = t - n * rows.forward_s[row] - head_s, first or rows.split
+            backward_s, ends = t - rows.forward_s[row, n] - head_s, first or rows.split
             slack_s = sync_room_s(limit_s - (busy_s[first] if ends else work_s), backward_s, rows.shown, m)
             price = stages.exclusive[k]
             for j in range(len(prices.most_shared)):  # modes sync ever longer

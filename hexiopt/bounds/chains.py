@@ -47,6 +47,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Classes of micro-batches in flight, where these are free: finer ones prove no more, and take as often as long.
 _DEPTHS = ((1, 4), (5, 2**30))
+_ALL_AHEAD = 1 << 40
 _PARTS = 48  # of Σ, where the recursion tracks it
 
 
@@ -130,12 +131,13 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Stages from the last to the first: stage type, layers, forward and backward seconds, and the largest number
-    of forwards that each runs ahead (`BoundTerms`), all of shape [stages]."""
+    """Stages from the last to the first: stage type, layers, forward and backward seconds, forward ones, and the
+    largest number of forwards that each runs ahead (`BoundTerms`), all of shape [stages]."""
 
     types: Ints
     layers: Ints
     seconds: Floats
+    forward_s: Floats
     ahead: Ints
     shape: ScheduleFamily
 
@@ -160,7 +162,7 @@ class Chains:
         )
         self._numbers = types.numbers(shape.late)
         numbers = np.tile(self._numbers, len(by_class))  # every type once for each class of depths
-        ahead = np.array([[term.forwards_ahead for term in row] for row in by_class])
+        ahead = np.array([[self._forwards_ahead(term) for term in row] for row in by_class])
         ahead = ahead.repeat(len(self._numbers), axis=0).T
         self._rows = Rows(
             types.kind[numbers],
@@ -168,7 +170,7 @@ class Chains:
             types.share[numbers],
             types.lockstep[numbers],
             types.inner_s[numbers],
-            types.forward_s[numbers],
+            np.ascontiguousarray(types.forward_s[shape.least_ranges, shape.most_ranges][numbers]),
             types.layer_s[numbers],
             types.late_s[numbers],
             types.head_forward_s[numbers],
@@ -182,6 +184,11 @@ class Chains:
             nested,
             types.shown,
         )
+
+    def _forwards_ahead(self, terms: BoundTerms) -> int:
+        """Of several layer ranges that are not alike, none is known to be the shortest: whatever happens beside a
+        stage's own work is not counted."""
+        return _ALL_AHEAD if self.shape.is_interleaved and self.types.several_kinds else terms.forwards_ahead
 
     def _seconds_behind(self, terms: Sequence[BoundTerms]) -> Floats:
         shape = self.shape
@@ -239,5 +246,7 @@ class Chains:
         seconds = [
             self.types.seconds(shape.late, after, term, *ranges)[r, k] for (after, term), r, k in stages_and_terms
         ]
-        ahead = np.array([term.forwards_ahead for term in terms])
-        return Chain(self._numbers[rows], n.copy(), np.array(seconds), ahead, shape)
+        ahead = np.array([self._forwards_ahead(term) for term in terms])
+        numbers = self._numbers[rows]
+        forward_s = self.types.forward_s[ranges][numbers, n]
+        return Chain(numbers, n.copy(), np.array(seconds), forward_s, ahead, shape)

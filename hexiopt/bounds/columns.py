@@ -240,9 +240,9 @@ class _ColumnStages:
         turns = interleaved[self._column]
         self._first = after == self._sizes[self._column] - 1
         head_s = np.where(after == 0, types.head_forward_s[self._row], 0.0)
-        forward_s = types.forward_s[self._row]
+        forward_s = np.concatenate([chain.forward_s for chain in chains])
         ahead = np.concatenate([chain.ahead for chain in chains])
-        self._ahead_s = ahead * (-(-self._n // least) * forward_s + head_s)  # of its longest layer range
+        self._ahead_s = ahead * (types.forward_s[1, 1][self._row, -(-self._n // least)] + head_s)  # of its longest range
         split = np.array([chain.shape.split for chain in chains])[self._column]
         late_s = np.where(split, types.late_s[self._row], 0.0)
         shortest_s = (self._n // most) * (types.layer_s[self._row] - late_s)
@@ -253,7 +253,7 @@ class _ColumnStages:
         self._multiple = np.where(interleaved, self._sizes, 1)  # of micro-batches
         self._inner_s = types.inner_s[self._row]
         kind = types.kind[self._row]
-        self._backward_s = self._t - self._n * forward_s - head_s
+        self._backward_s = self._t - forward_s - head_s
         waits = self._shares & ~types.lockstep[self._row]
         self._tail_s = np.where(waits, modes.tail_s[kind, self._mode], 0.0)
 

@@ -1,9 +1,8 @@
 """The compute bound on the step time of every plan in the space."""
 
-from operator import mul
-
 from hexiopt.bounds.experts import experts_bound_s
 from hexiopt.bounds.sequence import sequence_bound_s
+from hexiopt.bounds.stage_cells import stage_cells
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
@@ -33,17 +32,16 @@ def device_rates(model: PlanPricer) -> list[tuple[Machine, int, float]]:
     """Of each machine kind: an example, the number of usable devices in all, and the most sequences that a device takes
     through a mean layer per second."""
     problem, by_kind = model.problem, usable_by_kind(model.problem)
-    weights = _weights(model, by_kind[0][0])
+    weights = kind_weights(model)
     rates: list[tuple[Machine, int, float]] = []
     for example, count in by_kind:
         machine = problem.cluster.machines[example]
         best = max(
             weight * size / (cell.tp * sum(model.stages.layer_s(cell, size, policy, number)))
-            for number, weight in enumerate(weights)
-            for tp_group in model.stages.tp_groups.fastest(example, problem.space.allowed_tp(machine.num_gpus))
             for size in problem.space.micro_batch_sizes(problem.workload.global_batch)
+            for cell in stage_cells(model.stages, example, size)
+            for number, weight in weights.items()
             for policy in recompute_policies(problem.workload)
-            for cell in model.stages.cells(tp_group, size)
         )
         rates.append((machine, count, best))
     return rates
@@ -59,13 +57,14 @@ def usable_by_kind(problem: Problem) -> list[tuple[int, int]]:
     return [(example[kind], count) for kind, count in counts.items() if count]
 
 
-def _weights(model: PlanPricer, machine: int) -> list[float]:
-    """What a layer of each kind counts, the mean layer being 1: as it takes a device of `machine`."""
-    model_kinds = range(len(model.problem.model.kinds))
-    (alone,) = model.stages.tp_groups.fastest(machine, (1,))
-    seconds = [sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in model_kinds]
-    mean_s = sum(map(mul, model.problem.model.weight_of_kinds, seconds))
-    return [layer_s / mean_s for layer_s in seconds] if len(seconds) > 1 else [1.0]
+def kind_weights(model: PlanPricer) -> dict[int, float]:
+    """What a layer of each kind that the model's layers have counts, the mean layer being 1: as it takes a device of
+    the first machine."""
+    shares = {kind: share for kind, share in enumerate(model.problem.model.weight_of_kinds) if share}
+    (alone,) = model.stages.tp_groups.fastest(next(iter(model.problem.usable_by_machine)), (1,))
+    seconds = {kind: sum(model.stages.layer_s(alone, 1, "none", kind)) for kind in shares}
+    mean_s = sum(share * seconds[kind] for kind, share in shares.items())
+    return {kind: layer_s / mean_s if len(shares) > 1 else 1.0 for kind, layer_s in seconds.items()}
 
 
 def compute_shares(model: PlanPricer) -> dict[int, float]:

@@ -13,6 +13,7 @@ sync (`columns.py`) receives the gradients of s layers, by an interface that all
 after the last message that any of them needs. Stages in lockstep sync during every backward, beside messages: then only
 what follows the last backward counts as tail, and s is limited by what all micro-batches take.
 
+Layers of several kinds count as in `compute.py`, and a as so many of the kind that counts most, but not more than all.
 Σ W ≥ layers · batch. At a price μ of ends, no cluster does more than Σ over machines of max (W − μ · e), plus
 2 · batch · μ: where that is less, no plan takes T seconds. The largest such T is the bound.
 """
@@ -24,7 +25,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from hexiopt.bounds.compute import device_rates
+from hexiopt.bounds.compute import device_rates, kind_weights
+from hexiopt.bounds.stages import machine_params
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.space import sharding_stages
 
@@ -64,6 +66,7 @@ class InterfaceBound:
     def __init__(self, model: PlanPricer, micro_batches: int | None) -> None:
         problem = model.problem
         self._num_layers, self._batch = problem.model.num_layers, problem.workload.global_batch
+        self._most_weight = max(kind_weights(model).values())
         self._kinds = list(_kinds(model, micro_batches))
         self._ways = len(self._kinds[0].syncs)
 
@@ -113,7 +116,8 @@ class InterfaceBound:
         """What a machine may do in a step: layers of sequences, and the ends among them [options]."""
         most_work, received = kind.layers_per_s * step_s, kind.messages_per_s * step_s
         low = np.arange(_INTERVALS) * (self._num_layers / _INTERVALS)  # of s
-        layers = np.minimum(2 * (low + self._num_layers / _INTERVALS), self._num_layers)
+        most_layers = np.minimum(2 * (low + self._num_layers / _INTERVALS), self._num_layers)
+        layers = np.minimum(self._most_weight * most_layers, self._num_layers)
         within = np.maximum(sync.tail_s, sync.whole_s) * low <= step_s * (1 + _ROUNDING)
         layers, messages = layers[within], np.maximum(0.0, received - kind.messages_per_s * sync.tail_s * low[within])
         # W − μ · e is concave in p: as many sequences as need no ends, or as many as there may be.
@@ -128,7 +132,7 @@ class InterfaceBound:
 
 def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
     problem, workload = model.problem, model.problem.workload
-    batch, layer_params = workload.global_batch, float(problem.parameters.layer_params)
+    batch, layer_params = workload.global_batch, machine_params(problem)
     gradient, weight = layer_params * workload.sum_bytes, layer_params * workload.states.weight
     late = layer_params * model.framework.late_bytes(workload.states.weight)
     stages = [stage for stage in sharding_stages(workload) if (stage < 2) == (micro_batches is None)]

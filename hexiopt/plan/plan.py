@@ -175,8 +175,8 @@ class Pipeline:
                 what = f"stage {s} splits micro-batches of {size} sequences into {split}"
                 raise InputError(f"{what}; the samples of its replicas must sum to {size}")
             if isinstance(stage.parallelism, TensorParallel) and size % stage.parallelism.num_replicas:
-                what = f"stage {s} divides micro-batches of {size} sequences among {stage.parallelism.degrees} devices"
-                raise InputError(f"{what}; choose a micro_batch_size that {stage.parallelism.num_replicas} divides")
+                what = f"stage {s} has {stage.parallelism.num_replicas} replicas that share experts"
+                raise InputError(f"{what}; they divide a micro-batch evenly, state a multiple of that, not {size}")
         for chunk in range(chunks):
             for s, stage in enumerate(self.stages):
                 first, end = stage.layers[chunk]
@@ -190,6 +190,8 @@ class Pipeline:
         None where these would be no whole numbers of samples."""
         stages, now = [], self.micro_batch_size
         for stage in self.stages:
+            if isinstance(stage.parallelism, TensorParallel) and size % stage.parallelism.num_replicas:
+                return None
             parallelism = stage.parallelism
             if isinstance(parallelism, Replicated | ExpertParallel):
                 shares = [divmod(samples * size, now) for samples in parallelism.shares]

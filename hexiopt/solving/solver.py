@@ -199,10 +199,8 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about sequence layouts; take space.sequence=false, "
             "solver=sequence_exact or solver=portfolio"
         )
-    if able.kind == "oracle" and problem.model.layers:
-        raise InputError(
-            f"solver: {name} proves nothing about experts and layers of several kinds; take solver=portfolio"
-        )
+    if able.kind == "oracle" and not problem.model.equal_layers:
+        raise InputError(f"solver: {name} proves nothing about layers of several kinds; take solver=portfolio")
     if able.kind == "oracle" and problem.space.uneven_chunks:
         raise InputError(
             f"solver: {name} proves nothing about chunks of uneven length; take space.uneven_chunks=false, "

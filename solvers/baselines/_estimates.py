@@ -6,6 +6,7 @@ the slowest pipeline of a grid, and gradients are summed next to the last backwa
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from solvers.baselines._grids import StageGrid
 from solvers.baselines._plans import RUNS_1F1B, shift_layers
 from solvers.completion.layers import LayerSplitter
 from solvers.core.partition import DeviceGroup
+from solvers.frame.starts import cut
 
 _BACKWARD_SHARE = 2 / 3  # of a micro-batch's seconds in a stage
 
@@ -87,7 +89,14 @@ class GridEstimates:
 
     def tp_groups(self, grid: StageGrid) -> list[StageTpGroups]:
         """The TP groups of every stage."""
-        return [frozenset(self.pricer.tp_group(group) for group in stage_groups) for stage_groups in grid.stages]
+        return [frozenset(self._group(devices, grid.degree) for devices in groups) for groups in grid.stages]
+
+    def _group(self, devices: DeviceGroup, degree: int | None) -> Any:
+        group, stages = self.pricer.tp_group(devices), self.pricer.features.stages
+        if degree is None:
+            return group
+        assert stages is not None, "only our pricer knows replicas that share experts"
+        return stages.tp_groups.with_degree(group, degree)
 
     def stage_s(
         self, tp_groups: StageTpGroups, num_layers: int, first: bool, last: bool, size: int, policy: str
@@ -195,25 +204,42 @@ class GridEstimates:
         return GridMessages(tuple(rates), tuple(latencies))
 
     def rings(self, grid: StageGrid) -> GridRings:
-        """The gradient rings of a grid: one over its pipelines for every TP rank of every stage."""
-        if grid.width == 1:
-            return GridRings(({},) * len(grid.stages), 0.0)
-        cluster, network = self.problem.cluster, self.problem.cluster.network
-        share = (grid.width - 1) / grid.width / grid.tp  # of a stage's parameters, over each edge of a ring
-        loads: list[NetworkLoad] = []
-        latency_s = 0.0
-        for stage_groups in grid.stages:
+        """The gradient rings of a grid: one over its pipelines for every rank of every stage; where replicas share
+        experts, that of these, and one over all replicas for every TP rank."""
+        network, loads, latency_s = self.problem.cluster.network, list[NetworkLoad](), 0.0
+        shared = self._share_of_experts if grid.replicas > 1 else 1.0
+        for groups in grid.stages:
+            families = [(shared, groups)]
+            if grid.degree is not None and grid.replicas > 1:
+                families.append((1.0 - shared, tuple(copy for devices in groups for copy in cut(devices, grid.degree))))
             load: NetworkLoad = {}
-            for ring in zip(*stage_groups, strict=True):
-                for a, b in around(ring):
-                    latency_s = max(latency_s, network.pair_latency(a, b))
-                    if cluster.machine_of[a] == cluster.machine_of[b]:
-                        load[-1 - a] = load.get(-1 - a, 0.0) + share / network.pair_bandwidth(a, b)
-                    else:
-                        for r in network.route(a, b):
-                            load[r] = load.get(r, 0.0) + share / float(network.capacity[r])
+            for part, copies in families:
+                if len(copies) == 1:
+                    continue
+                share = part * (len(copies) - 1) / len(copies) / len(copies[0])  # of a stage's parameters, over an edge
+                for ring in zip(*copies, strict=True):
+                    for a, b in around(ring):
+                        latency_s = max(latency_s, network.pair_latency(a, b))
+                        self._add_edge(load, a, b, share)
             loads.append(load)
         return GridRings(tuple(loads), latency_s)
+
+    def _add_edge(self, load: NetworkLoad, a: int, b: int, share: float) -> None:
+        """Add to `load` the seconds a byte of what device a sends to device b, `share` of it."""
+        cluster, network = self.problem.cluster, self.problem.cluster.network
+        if cluster.machine_of[a] == cluster.machine_of[b]:
+            load[-1 - a] = load.get(-1 - a, 0.0) + share / network.pair_bandwidth(a, b)
+            return
+        for r in network.route(a, b):
+            load[r] = load.get(r, 0.0) + share / float(network.capacity[r])
+
+    @cached_property
+    def _share_of_experts(self) -> float:
+        """The share of experts in the parameters of the mean layer."""
+        model, trained = self.problem.model, self.problem.parameters
+        weights = model.weight_of_kinds
+        rows = [row for row in trained.trained_groups if row.experts and row.holder == "layer"]
+        return sum(row.params * weights[row.kind] for row in rows) / trained.layer_params
 
     def gradient_bytes(self, layers: Sequence[int]) -> list[float]:
         """Bytes of the gradients of each stage."""

@@ -25,9 +25,14 @@ Area = frozenset[int]  # machines
 
 @dataclass(frozen=True, slots=True)
 class StageGrid:
-    """Pipelines of equally many stages. `stages[s][k]` are the devices of stage s in pipeline k."""
+    """Pipelines of equally many stages. `stages[s][k]` are the devices of stage s in pipeline k.
+
+    `degree`: the devices of a group are replicas of so many devices each, which share experts; None: they are one TP
+    group or, where layers have experts, what is fastest.
+    """
 
     stages: tuple[tuple[DeviceGroup, ...], ...]
+    degree: int | None = None
 
     @property
     def width(self) -> int:
@@ -36,8 +41,13 @@ class StageGrid:
 
     @property
     def tp(self) -> int:
-        """GPUs of a TP group."""
+        """GPUs of a group."""
         return len(self.stages[0][0])
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that share experts in a group."""
+        return 1 if self.degree is None else self.tp // self.degree
 
     def lines(self) -> Iterator[tuple[DeviceGroup, ...]]:
         """The stages of each pipeline."""
@@ -49,7 +59,16 @@ class StageGrid:
 
     def of(self, pipelines: Sequence[int]) -> "StageGrid":
         """The grid of some of its pipelines."""
-        return StageGrid(tuple(tuple(stage_groups[k] for k in pipelines) for stage_groups in self.stages))
+        stages = tuple(tuple(stage_groups[k] for k in pipelines) for stage_groups in self.stages)
+        return StageGrid(stages, self.degree)
+
+    def sharing(self, replicas: int) -> "StageGrid":
+        """The grid whose pipelines share experts, so many neighbours each, which become one pipeline of replicas."""
+        starts = range(0, self.width, replicas)
+        stages = tuple(
+            tuple(tuple(d for group in groups[k : k + replicas] for d in group) for k in starts) for groups in self.stages
+        )
+        return StageGrid(stages, self.tp)
 
 
 def lay_out(groups: Sequence[DeviceGroup], stages: int, along: bool) -> StageGrid:

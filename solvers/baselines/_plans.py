@@ -15,7 +15,7 @@ from solvers.core.partition import DeviceGroup
 
 _FEW = 4  # stages up to which layers one off are tried too
 
-StageHolders = DeviceGroup | tuple[Replica, ...] | SequenceParallel  # of a stage of one pipeline
+StageHolders = DeviceGroup | tuple[Replica, ...] | TensorParallel | SequenceParallel  # of a stage of one pipeline
 Ranges = tuple[tuple[int, int], ...]  # layers of a stage
 
 
@@ -166,7 +166,7 @@ def aligned_plan(
 
 
 def _stage(devices: StageHolders, layers: Ranges, recompute: Recompute) -> Stage:
-    if isinstance(devices, SequenceParallel):
+    if isinstance(devices, TensorParallel | SequenceParallel):
         return Stage(devices, layers, recompute)
     if isinstance(devices[0], Replica):
         return Stage.of_replicas(devices, layers, recompute)

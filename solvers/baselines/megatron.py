@@ -6,10 +6,14 @@ each of its GPUs); ranks in the order tp-dp-pp or, with `--use-tp-pp-dp-mapping`
 one recompute policy, or full recompute of the first N layers of every layer range and none of the others
 (`--recompute-method block --recompute-num-layers N`); the distributed optimizer (ZeRO-1) on or off; 1F1B, and
 interleaved 1F1B with v chunks a stage; equal layers in all stages, or another number in the first and the last
-(`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`).
+(`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`). Where layers have experts, whole ones
+on each rank (`--expert-tensor-parallel-size 1`), shared by any number of the ranks of a stage that divides them
+(`--expert-model-parallel-size`): in a machine, or over machines.
 
 Cannot: unequal TP degrees, pipelines, micro-batch counts or policies; layers by speed other than at the two ends;
 GPipe; heads or MLP columns that TP does not divide; a global batch that pipelines times micro-batch size does not.
+Megatron-LM could, and our plans do not say: experts cut by columns, and experts shared over machines of several GPU
+types; more sequences than `space.max_micro_batch_size` at once on all the ranks that share experts.
 
 Megatron-LM has no planner and so no estimate of its own: the ranking here is ours, from the times of our cost model
 (`_estimates.py`), and stands for the engineer's trials.
@@ -23,10 +27,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
 
+from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules
 from hexiopt.schedules.schedule import Schedule
+from hexiopt.solving import Pricer
 from solvers.baselines._estimates import GridEstimates, StageTpGroups, one_f_one_b_s
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first
 from solvers.baselines._grids import (
@@ -37,7 +43,15 @@ from solvers.baselines._grids import (
     rank_groups,
     tp_degrees,
 )
-from solvers.baselines._plans import RUNS_1F1B, Ranges, aligned_plan, dividing_sizes, optimizer_shardings
+from solvers.baselines._plans import (
+    RUNS_1F1B,
+    Ranges,
+    StageHolders,
+    aligned_plan,
+    dividing_sizes,
+    optimizer_shardings,
+)
+from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
 
 _MAX_ORDERS = 400  # orders of machines
@@ -97,7 +111,7 @@ def _bounded_grids(times: GridEstimates, run: Search) -> list[tuple[float, Stage
     bounds: dict[StageGrid, float] = {}
     for order, tp in product(machine_orders(problem, _MAX_ORDERS, subsets=True), tp_degrees(problem)):
         for most in processes_per_machine(problem):
-            for grid in grids(problem, rank_groups(problem, order, tp, most), both=True):
+            for grid in expert_grids(times.pricer, rank_groups(problem, order, tp, most)):
                 if grid not in bounds:
                     bounds[grid] = _bound_s(times, grid)
         if not run.should_continue(_BOUNDING):
@@ -109,26 +123,63 @@ def _bound_s(times: GridEstimates, grid: StageGrid) -> float:
     """Seconds of all micro-batches on the slowest stage, with the best split in which the end stages may differ."""
     problem, tp_groups = times.problem, times.tp_groups(grid)
     bounds = []
-    for size in dividing_sizes(problem, grid.width):
+    for size in _sizes(problem, grid):
         layer_s = [min(times.stage_s(s, 1, False, False, size, p) for p in times.pricer.policies()) for s in tp_groups]
         slowest = max(layer_s[1:-1], default=0.0)
         ends = layer_s if len(layer_s) < 3 else [layer_s[0], layer_s[-1]]
         rate = sum(1 / s for s in ends) + (len(layer_s) - 2) / slowest if slowest else sum(1 / s for s in ends)
         bounds.append(problem.workload.global_batch // (grid.width * size) * problem.model.num_layers / rate)
-    return min(bounds)
+    return min(bounds, default=math.inf)
+
+
+def _sizes(problem: Problem, grid: StageGrid) -> list[int]:
+    """Micro-batch sizes of a pipeline, of which every replica takes as many sequences."""
+    return [size for size in dividing_sizes(problem, grid.width) if size % grid.replicas == 0]
+
+
+def expert_grids(pricer: Pricer, groups: Sequence[DeviceGroup]) -> Iterator[StageGrid]:
+    """The grids of TP groups in rank order, where layers have experts with every expert-parallel degree: TP times the
+    replicas that share the experts, which it divides (`megatron/core/transformer/moe/moe_layer.py`).
+
+    These are neighbours in a stage: ranks in the order tp-pp-dp share experts in TP groups only, as the assertions of
+    `megatron/core/parallel_state.py` on that order ask.
+    """
+    problem = pricer.problem
+    counts = [kind.experts.count for kind in problem.model.kinds if kind.experts is not None]
+    shared = bool(counts) and pricer.features.stages is not None
+    for dense in grids(problem, groups, both=True):
+        yield dense.sharing(1) if shared else dense
+    for dense in grids(problem, groups, both=False) if shared else ():
+        for replicas in range(2, dense.width + 1):
+            divided = any(count % (dense.tp * replicas) for count in counts)
+            if dense.width % replicas or divided:
+                continue
+            grid = dense.sharing(replicas)
+            if all(_may_share(problem, devices) for stage_groups in grid.stages for devices in stage_groups):
+                yield grid
+
+
+def _may_share(problem: Problem, devices: DeviceGroup) -> bool:
+    """Whether our plan space lets replicas on these devices share experts: any number in a machine that TP may have, or
+    of one GPU type over machines."""
+    cluster, machines = problem.cluster, {int(problem.cluster.machine_of[d]) for d in devices}
+    if len(machines) > 1:
+        return len({cluster.gpu_of(device).type_name for device in devices}) == 1
+    return len(devices) in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus)
 
 
 def _choices(times: GridEstimates, grid: StageGrid) -> Iterator[PlanCandidate]:
     """All micro-batch sizes, schedules, shardings, policies and layers that fit memory on a grid."""
     problem, width, stages = times.problem, grid.width, len(grid.stages)
     tp_groups, messages, rings = times.tp_groups(grid), times.messages(grid), times.rings(grid)
-    for size in dividing_sizes(problem, grid.width):
+    copies = width * grid.replicas
+    for size in _sizes(problem, grid):
         count = problem.workload.global_batch // (width * size)
         message_s = messages.seconds(size * times.sequence_bytes)
         by_speed = times.policies_by_speed(tp_groups[0], size)
-        for stage in optimizer_shardings(problem, width):
-            shards = width if stage else 1
-            optimizer_s = times.optimizer_s(grid, shards)
+        for stage in optimizer_shardings(problem, copies):
+            shards = copies if stage else 1
+            optimizer_s = times.optimizer_s(grid, width if stage else 1)
             for chunks in _chunk_counts(problem, stages, count):
                 max_layers_with = partial(
                     times.max_layers_by_stage, tp_groups, size, num_micro_batches=count, shards=shards, chunks=chunks
@@ -303,8 +354,11 @@ def _plan(
     sharding: int,
 ) -> Plan:
     per_stage = layers.per_stage(len(grid.stages))
+    slots: Sequence[Sequence[StageHolders]] = grid.stages
+    if grid.degree is not None:
+        slots = [[TensorParallel(devices, None, grid.degree) for devices in groups] for groups in grid.stages]
     return aligned_plan(
-        grid.stages,
+        slots,
         per_stage,
         [recompute.of(ranges) for ranges in layer_ranges(per_stage, layers.chunks)],
         num_micro_batches,

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
+from hexiopt.bounds.stage_cells import cells_across, shares_across
 from hexiopt.cost.cost import copy_costs
-from hexiopt.cost.executors.memory import Memory, StateSharding
+from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
@@ -93,60 +96,98 @@ def _memory_proof(search: Search) -> str | None:
 
 
 def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
-    """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None, as where
-    layers are of several kinds.
+    """The proof, in words, that no plan fits memory, if counting the layers that fit gives one; else None.
 
     Every device holds at most as many layers as fit with one micro-batch in flight, at the best TP degree and the
     policy that needs least memory; all devices together must hold the model once. Sharding does not help in total: n
-    holders of a layer need at least the states of one, and n times its activations; it only allows fractions of layers.
-    Devices with a sequence layout hold the states of whole layers each and share their activations, so where layouts
-    are allowed only states count.
+    holders of a layer need at least the states of one, and n times its activations; it only allows fractions of layers,
+    as do replicas in several machines that share experts. Layers of several kinds count by their bytes on some device:
+    another holds at most what it would if all were of the kind that needs least of it beside that. Devices with a
+    sequence layout hold the states of whole layers each and share their activations, so where layouts are allowed only
+    states count.
     """
-    if len(problem.model.kinds) > 1:
-        return None
-    policies, zero = recompute_policies(problem.workload), sharding_stages(problem.workload)[-1]
-    layouts = problem.space.sequence
-    most = len(problem.usable_devices)
+    layouts, most = problem.space.sequence, len(problem.usable_devices)
+    zero = sharding_stages(problem.workload)[-1]
     widest = StateSharding(zero, most if layouts else min(most, problem.workload.global_batch))
-
-    def least(memory: Memory) -> float:
-        return memory.states if layouts else memory.total
-
-    total, best = 0.0, (math.inf, 0, "")
-    layer_limits: dict[object, float] = {}
-    per_layer_gib = 0.0
+    whole = not zero and len(problem.model.kinds) == 1 and not shares_across(problem)
+    shares, needed = problem.model.weight_of_kinds, problem.model.num_layers
+    total, weights, held_by = 0.0, list[float](), dict[object, float]()
+    nearest = dict.fromkeys([kind for kind, share in enumerate(shares) if share], (math.inf, 0, ""))
+    mean_gib, roomiest = 0.0, (math.inf, 0, "")
     for machine, own in problem.usable_by_machine.items():
         key = (problem.cluster.machines[machine].kind, len(own))
-        if key not in layer_limits:
-            held: dict[int, float] = {}  # layers that a TP group can hold, by TP degree
-            for tp in problem.space.allowed_tp(len(own)):
-                tp_group = model.tp_group(own[:tp])
-                memory = model.memory_model(tp_group, 1)
-                held[tp], limit = 0.0, tp_group.gpu.usable_memory_bytes
-                for policy in policies:
-                    empty, one = (least(memory.stage(n, False, False, policy, holding(1))) for n in (0, 1))
-                    layer_limit = (limit - empty) / (one - empty)
-                    held[tp] = max(held[tp], layer_limit * (1 + 1e-9) if zero else math.floor(layer_limit * (1 + 1e-9)))
-                    excess = least(memory.stage(1, False, False, policy, holding(1), widest)) - limit
-                    if excess < best[0]:
-                        best, per_layer_gib = (excess, own[0], tp_group.gpu.name), tp * (one - empty) / GIB
-            layer_limits[key] = _most_layers(held, len(own))
-        total += layer_limits[key]
-    needed = problem.model.num_layers
-    if total >= needed:
+        if key not in held_by:
+            held: dict[int, float] = {}  # layers that a group of devices can hold, by their number
+            for cell, count in _holders(problem, model, machine):
+                held.setdefault(count, 0.0)
+                limit = cell.gpu.usable_memory_bytes
+                for policy in recompute_policies(problem.workload):
+                    sizes = [_LayerBytes.of(model, cell, kind, policy, layouts, widest) for kind in nearest]
+                    weights = weights or [size.layer for size in sizes]
+                    mean = sum(shares[kind] * weight for kind, weight in zip(nearest, weights, strict=True))
+                    worth = max(weight / size.layer for weight, size in zip(weights, sizes, strict=True)) / mean
+                    room = (limit - min(size.fixed for size in sizes)) * worth * (1 + 1e-9)
+                    held[count] = max(held[count], (math.floor(room) if whole else room) * count / cell.tp)
+                    for kind, size in zip(nearest, sizes, strict=True):
+                        nearest[kind] = min(nearest[kind], (size.sharded - limit, own[0], cell.gpu.name))
+                    excess = max(size.sharded for size in sizes) - limit
+                    if excess < roomiest[0]:
+                        roomiest, mean_gib = (excess, own[0], cell.gpu.name), cell.tp / worth / GIB
+            held_by[key] = _most_layers(held, len(own))
+        total += held_by[key]
+    excess, device, gpu = max(nearest.values())
+    if total >= needed and excess <= 0:
         return None
-    excess, device, gpu = best
-    name = problem.cluster.device_name(device)
     if excess > 0:
         return (
-            f"not one layer of {problem.model.name} fits a device; the nearest, {name} ({gpu}), lacks "
-            f"{excess / GIB:.2f} GiB even at its best TP degree"
+            f"not one layer of {problem.model.name} fits a device; the nearest, {problem.cluster.device_name(device)} "
+            f"({gpu}), lacks {excess / GIB:.2f} GiB even at its best TP degree"
         )
+    _, device, gpu = roomiest
     return (
         f"all devices together have room for {math.floor(total)} of the {needed} layers of {problem.model.name}; "
-        f"memory binds on every device, {name} ({gpu}) the roomiest, "
-        f"and {(needed - total) * per_layer_gib:.2f} GiB are missing"
+        f"memory binds on every device, {problem.cluster.device_name(device)} ({gpu}) the roomiest, "
+        f"and {(needed - total) * mean_gib:.2f} GiB are missing"
     )
+
+
+def _holders(problem: Problem, model: StageModel, machine: int) -> Iterator[tuple[TpGroup, int]]:
+    """The groups of devices that may hold layers with devices of `machine`, and how many of them at a time these are:
+    TP groups, which hold a layer and its experts once, and one by one those of groups in several machines."""
+    own = problem.usable_by_machine[machine]
+    for tp in problem.space.allowed_tp(len(own)):
+        yield model.tp_group(own[:tp]), tp
+    if shares_across(problem):
+        for replicas in problem.space.micro_batch_sizes(problem.workload.global_batch)[1:]:
+            for cell in cells_across(model, machine, replicas):
+                yield cell, 1
+
+
+class _LayerBytes(NamedTuple):
+    """Least bytes on each device of a group with one micro-batch in flight: of a layer of a kind, of what is beside
+    layers, and of both where all who may hold the layer share its states."""
+
+    layer: float
+    fixed: float
+    sharded: float
+
+    @classmethod
+    def of(
+        cls, model: StageModel, cell: TpGroup, kind: int, policy: str, layouts: bool, widest: StateSharding
+    ) -> "_LayerBytes":
+        memory = model.memory_model(cell, cell.replicas if cell.degree else 1)
+        count = len(model.problem.model.kinds)
+
+        def used(num_layers: int, shards: StateSharding = UNSHARDED) -> float:
+            if count == 1:
+                found = memory.stage(num_layers, False, False, policy, holding(1), shards)
+            else:
+                of_kinds = [{policy: num_layers} if k == kind else {} for k in range(count)]
+                found = memory.stage_of_kinds([of_kinds], False, False, holding(1), shards)
+            return found.states if layouts else found.total
+
+        one, layer = used(1), used(2) - used(1)
+        return cls(layer, one - layer, used(1, widest))
 
 
 def _most_layers(held: dict[int, float], devices: int) -> float:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.memo import Memo
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
@@ -183,21 +182,22 @@ class Combinations:
                 m, tp = tables.group_list[g]
                 devices, free[m] = tuple(free[m][:tp]), free[m][tp:]
                 flight = one.num_micro_batches if tables.all_forward_first else min(one.num_micro_batches, p - s)
-                policies = self._fastest(devices, n, s == 0, s == p - 1, one.size, flight, len(chosen))
+                policies = self._fastest(g, n, s == 0, s == p - 1, one.size, flight, len(chosen))
                 if policies is None:
                     return None
-                stages.append(Stage(TensorParallel(devices), ((at, at + n),), policies))
+                degree = tables.tp_groups[g].degree if tables.problem.model.shares_experts else None
+                stages.append(Stage(TensorParallel(devices, None, degree), ((at, at + n),), policies))
                 at += n
             pipelines.append(Pipeline(tuple(stages), one.num_micro_batches, one.size))
         return Plan(tuple(pipelines), tables.schedule, sharding)
 
     def _fastest(
-        self, devices: tuple[int, ...], n: int, first: bool, last: bool, size: int, flight: int, holders: int
+        self, g: int, n: int, first: bool, last: bool, size: int, flight: int, holders: int
     ) -> Recompute | None:
         """The fastest policies that fit in memory with states sharded over all holders."""
         tables, pricer = self._tables, self._tables.pricer
-        group = pricer.tp_group(devices)
-        memory, sharding = pricer.stages.memory_model(group, size), StateSharding(tables.zero_stage, holders)
+        group = tables.tp_groups[g]
+        memory, sharding = pricer.stages.memory_model(group, size), tables.sharding_of(group, holders)
         for _, policies in self._ordered[group, n, first, last, size]:
             each = policies * n if len(policies) == 1 else policies
             used = memory.stage_of_layers(each, first, last, holding(flight), sharding).total
@@ -220,6 +220,7 @@ class Combinations:
                 if cost.excess_bytes <= 0:
                     continue
                 group, last = pricer.tp_group(stage.devices), s == len(pipeline.stages) - 1
+                group = pricer.stages.tp_groups.with_degree(group, len(stage.parallelism.parameter_copies[0]))
                 each = [
                     policies
                     for _, policies in self._ordered[group, stage.num_layers, s == 0, last, pipeline.micro_batch_size]

@@ -8,6 +8,7 @@ the bound holds only for that part of the plan space, and the result states it a
 
 import math
 
+from hexiopt.bounds.stage_cells import shares_across
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.problem import Problem
@@ -42,7 +43,7 @@ def is_provable(pricer: PlanPricer) -> bool:
     space = problem.space
     if space.sequence or space.uneven_chunks or space.depth or space.uneven_experts or cluster.groups or cluster.links:
         return False
-    if problem.model.layers:  # of several kinds, or with experts
+    if not problem.model.equal_layers:
         return False
     if min(sharding_stages(workload)) > 1 or not any(schedule in _COVERED for schedule in problem.schedules):
         return False
@@ -71,6 +72,7 @@ def not_covered(problem: Problem) -> str:
         ),
         *(["ZeRO-2 and 3 (workload.optimizer_sharding=1)"] if max(sharding_stages(workload)) > 1 else []),
         *(["replicated stages (space.replicas=false)"] if problem.space.replicas else []),
+        *(["experts shared over machines (space.max_micro_batch_size=1)"] if shares_across(problem) else []),
         *(["other depths than the schedule's (space.depth=false)"] if problem.space.depth else []),
     ]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

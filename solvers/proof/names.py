@@ -80,9 +80,11 @@ def _with_fast_ports(cluster: Cluster) -> Cluster:
 def _renamed(plan: Plan, to: dict[int, int]) -> Plan:
     pipelines = []
     for pipeline in plan.pipelines:
-        stages = [
-            replace(stage, parallelism=TensorParallel(tuple(to.get(device, device) for device in stage.devices)))
-            for stage in pipeline.stages
-        ]
+        stages = []
+        for stage in pipeline.stages:
+            group = stage.parallelism
+            assert isinstance(group, TensorParallel), "the proof covers no replicas"
+            devices = tuple(to.get(device, device) for device in stage.devices)
+            stages.append(replace(stage, parallelism=replace(group, devices=devices)))
         pipelines.append(replace(pipeline, stages=tuple(stages)))
     return replace(plan, pipelines=tuple(pipelines))

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats
@@ -43,7 +44,8 @@ class Surroundings:
 
 class ProofTables:
     """All times of one problem in seconds, under one schedule (1F1B or GPipe). Machines are uniform and have one
-    interface each, on a flat network. A group is a machine and a TP degree, and represents all TP groups like it."""
+    interface each, on a flat network. A group is a machine and a number of devices, and represents all TP groups like
+    it; where devices may share experts, there is one for each TP degree."""
 
     def __init__(self, pricer: PlanPricer, schedule: Schedule) -> None:
         problem = pricer.problem
@@ -54,15 +56,18 @@ class ProofTables:
         self.num_layers, self.batch = problem.model.num_layers, problem.workload.global_batch
         self.usages = Usages([len(own) for own in self.devices], [machine.kind for machine in self.machines])
         self.sizes = problem.space.micro_batch_sizes(self.batch)
-        self.group_list = [
-            (m, tp)
+        cells = [
+            (m, cell)
             for m, machine in enumerate(self.machines)
             for tp in problem.space.allowed_tp(machine.num_gpus)
             if tp <= len(self.devices[m])
+            for cell in pricer.stages.tp_groups.with_every_degree(pricer.tp_group(self.devices[m][:tp]))
+            if self.sizes[-1] % cell.replicas == 0
         ]
+        self.group_list, self.tp_groups = [(m, cell.tp) for m, cell in cells], [cell for _, cell in cells]
         machine, tp = np.array(self.group_list, np.int64).T
         self.groups = Groups(machine.copy(), tp.copy())
-        self.tp_groups = [pricer.tp_group(self.devices[m][:tp]) for m, tp in self.group_list]
+        self._most_replicas = max(cell.replicas for cell in self.tp_groups)
         self.nic: Floats = np.array([machine.nic_bandwidth_bytes_per_s for machine in self.machines], float)
         self.zero_stage = min(1, max(sharding_stages(problem.workload)))
         workload, trained = problem.workload, problem.parameters
@@ -84,6 +89,10 @@ class ProofTables:
         self.tails = Memo(self._new_tails, 4096)
         self.after_s_kept = Memo(self.after_s, 64)
 
+    def sharding_of(self, group: TpGroup, pipelines: int) -> StateSharding:
+        """The states of a stage on `group`, over the most copies that so many pipelines may have of it."""
+        return StateSharding(self.zero_stage, group.replicas + (pipelines - 1) * self._most_replicas)
+
     @property
     def most_stages(self) -> int:
         """The most stages of a pipeline."""
@@ -100,8 +109,10 @@ class ProofTables:
         flights = [num_micro_batches] if self.all_forward_first else range(1, self.most_stages + 1)
         forward_s = np.full(shape, NEVER_S)
         both_s = np.full((shape[0], len(flights), *shape[1:]), NEVER_S)
-        sharding = StateSharding(self.zero_stage, holders)
         for g, group in enumerate(self.tp_groups):
+            if size % group.replicas:
+                continue
+            sharding = self.sharding_of(group, holders)
             for kind, (first, last) in enumerate(KINDS):
                 for k, in_flight in enumerate(flights):
                     if last and k:  # the last stage holds one micro-batch
@@ -114,8 +125,8 @@ class ProofTables:
     def after_s(self, holders: int) -> Floats:
         """Optimiser seconds of every stage [kinds, groups, layers + 1] with states sharded over all `holders`."""
         found = np.zeros((len(KINDS), len(self.tp_groups), self.num_layers + 1))
-        shards = StateSharding(self.zero_stage, holders)
         for g, group in enumerate(self.tp_groups):
+            shards = self.sharding_of(group, holders)
             for kind, (first, last) in enumerate(KINDS):
                 for n in range(self.num_layers + 1):
                     found[kind, g, n] = self.pricer.stages.optimizer_s(group, n, first, last, shards)

@@ -7,6 +7,8 @@ cost model, the plan space and its check. Two facts about the cost model leave p
 - a pipeline next to others ends no earlier than alone, and whatever follows begins no earlier for it;
 - a stage that recomputes more takes longer, so each recomputes as little as fits, along each chain of policies.
 
+Where layers have experts, replicas of a group of devices may share them, of any TP degree; it must be in one machine.
+
 `oracle.py` relies on neither; it is for even smaller problems.
 """
 
@@ -23,7 +25,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.check import check
 from hexiopt.plan.holdings import Holdings, parameter_holders
-from hexiopt.plan.parallelism import Replica
+from hexiopt.plan.parallelism import Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import (
@@ -38,7 +40,7 @@ from hexiopt.problem.space import (
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from tests.solvers.assignments import DeviceAssignment, DeviceClasses, PlacedDevices
-from tests.solvers.oracle import TooManyError, sums
+from tests.solvers.oracle import TooManyError, holders, sums
 
 Layers = tuple[tuple[tuple[int, int], ...], ...]  # of each stage, its ranges
 _ROUNDING = 1 - 1e-12
@@ -111,10 +113,14 @@ class _BruteForce:
         workload = self._problem.workload
         policies = recompute_policies(workload)
         sets = [policies] if self._problem.space.recompute_per_stage else [(policy,) for policy in policies]
-        holders = sum(max(map(len, line)) for line in assignment)
+        holders = sum(max(map(self._copies, line)) for line in assignment)
         for schedule, chosen, stage in itertools.product(schedules(workload), sets, sharding_stages(workload)):
             if stage < 2 or schedule.lockstep:
                 yield Common(schedule, chosen, stage, holders if stage else 1)
+
+    def _copies(self, stage: tuple[tuple[int, ...], ...]) -> int:
+        """The most copies of a layer on the replicas of a stage."""
+        return sum(map(len, stage)) if self._problem.model.shares_experts else len(stage)
 
     # ------------------------------------------------------------------------- pipelines alone
 
@@ -122,12 +128,12 @@ class _BruteForce:
         """All pipelines on a line that fit where states are spread over all holders, by the layers of their stages."""
         found = dict[Layers, list[Option]]()
         for size in self._problem.space.micro_batch_sizes(self._batch):
-            deals = list(itertools.product(*(sums(size, len(replicas)) for replicas in line)))
+            deals = list(itertools.product(*(holders(self._problem, replicas, size) for replicas in line)))
             for layers in self._cuts(len(line), common.schedule):
                 for dealt, count in itertools.product(deals, range(1, self._batch // size + 1)):
                     stages = [
-                        Stage.of_replicas(tuple(map(Replica, replicas, samples)), ranges, common.policies[:1])
-                        for replicas, samples, ranges in zip(line, dealt, layers, strict=True)
+                        Stage(parallelism, ranges, common.policies[:1])
+                        for parallelism, ranges in zip(dealt, layers, strict=True)
                     ]
                     first = Pipeline(tuple(stages), count, size)
                     if broken_rule((first,), common.schedule, Sharding()) is None:
@@ -248,13 +254,14 @@ class _BruteForce:
         sharding: Sharding,
     ) -> float:
         """A step time below which no plan of these `options` stays: every executor begins its last backward, and ends,
-        as soon as in any of them, under the best names. From ZeRO-2 on sync is inside the pipelines, and with states
-        sharded within machines names also say who waits for whom."""
+        as soon as in any of them, under the best names. From ZeRO-2 on sync is inside the pipelines, with states
+        sharded within machines names also say who waits for whom, and where experts are shared rings differ too."""
         firsts = tuple(_on(line, own[0].pipeline) for line, own in zip(labeled, options, strict=True))
         named = self._names_matter(firsts)
         if (
             sharding.stage >= 2
             or broken_rule(firsts, common.schedule, sharding)
+            or self._problem.model.shares_experts
             or (named and sharding.groups != "all")
         ):
             return 0.0
@@ -326,14 +333,14 @@ class _BruteForce:
 
 def _on(line: PlacedDevices, pipeline: Pipeline) -> Pipeline:
     """The pipeline on the devices of a line."""
-    stages = [
-        Stage.of_replicas(
-            tuple(replace(own, devices=group) for own, group in zip(stage.parallelism.replicas, replicas, strict=True)),
-            stage.layers,
-            stage.recompute,
-        )
-        for stage, replicas in zip(pipeline.stages, line, strict=True)
-    ]
+    stages = []
+    for stage, groups in zip(pipeline.stages, line, strict=True):
+        group = stage.parallelism
+        if isinstance(group, TensorParallel):
+            stages.append(replace(stage, parallelism=replace(group, devices=groups[0])))
+            continue
+        replicas = tuple(replace(own, devices=devices) for own, devices in zip(group.replicas, groups, strict=True))
+        stages.append(replace(stage, parallelism=Replicated(replicas)))
     return replace(pipeline, stages=tuple(stages))
 
 

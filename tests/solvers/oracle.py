@@ -6,7 +6,7 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
-from hexiopt.plan.parallelism import Replica, TensorParallel
+from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS, layer_ranges, recompute_policies, schedules, sharding_stages
@@ -62,8 +62,26 @@ def _lines(problem: Problem, devices: Sequence[int]) -> Iterator[tuple[tuple[Dev
                     line[-1].append([device])
                 else:
                     line.append([[device]])
-            if len(line) <= problem.model.num_layers and all(_is_group(problem, g) for stage in line for g in stage):
+            if len(line) <= problem.model.num_layers and all(_may_hold(problem, stage) for stage in line):
                 yield tuple(tuple(map(tuple, stage)) for stage in line)
+
+
+def _may_hold(problem: Problem, stage: Sequence[Sequence[int]]) -> bool:
+    """Whether a stage may have these groups: of one, the devices may be replicas that share experts over machines."""
+    return all(_is_group(problem, g) for g in stage) or (problem.model.shares_experts and len(stage) == 1)
+
+
+def holders(problem: Problem, groups: Sequence[DeviceGroup], size: int) -> list[TensorParallel | Replicated]:
+    """All stages on these groups for micro-batches of `size`: replicas with any samples, or one group of replicas that
+    share experts, of any TP degree."""
+    found: list[TensorParallel | Replicated] = []
+    if all(_is_group(problem, group) for group in groups):
+        found += [Replicated(tuple(map(Replica, groups, samples))) for samples in sums(size, len(groups))]
+    if len(groups) == 1 and problem.model.shares_experts:
+        count = len(groups[0])
+        degrees = [t for t in range(1, count) if count % t == 0 and size % (count // t) == 0]
+        found += [TensorParallel(groups[0], None, degree) for degree in degrees]
+    return found
 
 
 def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> Iterator[Pipeline]:
@@ -76,13 +94,13 @@ def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> I
         if min(held) >= chunks
     ]
     for size in problem.space.micro_batch_sizes(batch):
-        deals = [sums(size, len(stage)) for stage in line]
+        deals = [holders(problem, stage, size) for stage in line]
         for ranges, *given in itertools.product(cuts, *deals):
             each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
             for chosen in itertools.product(*each):
                 stages = tuple(
-                    Stage.of_replicas(tuple(map(Replica, stage, samples)), own, recompute)
-                    for stage, samples, own, recompute in zip(line, given, ranges, chosen, strict=True)
+                    Stage(parallelism, own, recompute)
+                    for parallelism, own, recompute in zip(given, ranges, chosen, strict=True)
                 )
                 for count in range(1, batch // size + 1):
                     yield Pipeline(stages, count, size)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 from hexiopt.memo import Memo
@@ -82,6 +83,11 @@ class TpGroups:
         """The same devices with a TP degree."""
         return group if group.degree == degree else self._by_ring[_ring_of(group)._replace(degree=degree)]
 
+    def with_every_degree(self, group: TpGroup) -> list[TpGroup]:
+        """The same devices with each TP degree that a plan may state; one where no experts are shared."""
+        degrees = [t for t in range(1, group.tp + 1) if group.tp % t == 0] if not group.degree else [group.degree]
+        return [self.with_degree(group, t) for t in degrees]
+
     def _of_devices(self, devices: tuple[int, ...]) -> TpGroup:
         if len(devices) == 1:
             return self._by_ring[_Ring(self._cluster.gpu_of(devices[0]).name, 1)]
@@ -128,3 +134,19 @@ class TpGroups:
             self._by_ring[_Ring(spec.gpu.name, tp, bandwidth, latency_s) if tp > 1 else _Ring(spec.gpu.name, tp)]
             for tp in degrees
         ]
+
+    def fastest_across(
+        self, machine: int, machines: Iterable[int], degree: int, replicas: int, count: int
+    ) -> TpGroup:
+        """A class at least as fast as any group of `replicas`, each of `degree` devices, that share experts over
+        `count` of `machines`, with the GPU of `machine`."""
+        specs = [self._cluster.machines[m] for m in machines]
+        pairs = [(spec, i, j) for spec in specs for i in range(spec.num_gpus) for j in range(i)]
+        bandwidth = max((spec.pair_bandwidth(i, j) for spec, i, j in pairs), default=float("inf"))
+        latency_s = min((spec.pair_latency(i, j) for spec, i, j in pairs), default=0.0)
+        # Some machine has no fewer devices than the mean one, and they send through its interfaces at once.
+        here = ceil(degree * replicas / count)
+        across = max(spec.nic_bandwidth_bytes_per_s / ceil(here / spec.num_interfaces) for spec in specs)
+        gpu = self._cluster.machines[machine].gpu.name
+        link = (bandwidth, latency_s) if degree > 1 or here > 1 else (float("inf"), 0.0)
+        return self._by_ring[_Ring(gpu, degree * replicas, *link, degree, count, across)]

@@ -118,7 +118,7 @@ def every_price(
                 price = 0.0
                 for after, (row, n, seconds) in enumerate(zip(rows, layers, t, strict=True)):
                     head_s = types.head_forward_s[row] if after == 0 else 0.0
-                    ahead_s = min(after, m - 1) * (n * types.forward_s[row] + head_s)
+                    ahead_s = min(after, m - 1) * (types.forward_s[1, 1][row, n] + head_s)
                     first = after == count - 1
                     other_s = sum(journeys_s) - journeys_s[after]
                     if split and not first:
@@ -234,7 +234,7 @@ def test_no_chain_of_any_depth_is_cheaper_than_its_box(
     for after, (row, n, term) in stages:
         first = after == count - 1
         head_s = types.head_forward_s[row] if after == 0 else 0.0
-        ahead_s = min(term.forwards_ahead, m - 1) * (n * types.forward_s[row] + head_s)
+        ahead_s = min(term.forwards_ahead, m - 1) * (types.forward_s[1, 1][row, n] + head_s)
         other_s = (sum(journeys_s) - journeys_s[after]) * (types.forward_share if split and not first else 1.0)
         end_s = m * t[after] + max(0.0, other_s - ahead_s)
         assert end_s <= step_s

@@ -7,6 +7,7 @@ common. Rules are asked about plans that are valid for the problem, and look at 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SHARDING_GROUPS
@@ -44,8 +45,16 @@ def _batch(pipeline: Pipeline) -> tuple[int, int]:
     return pipeline.num_micro_batches, pipeline.micro_batch_size
 
 
+def copies_of(stage: Stage) -> tuple[tuple[int, ...], ...]:
+    """The TP groups of a stage, those too that share experts."""
+    group = stage.parallelism
+    if isinstance(group, TensorParallel):
+        return group.parameter_copies
+    return tuple(replica.devices for replica in group.replicas)
+
+
 def _degrees(stages: Iterable[Stage]) -> set[int]:
-    return {len(replica.devices) for stage in stages for replica in stage.parallelism.replicas}
+    return {len(devices) for stage in stages for devices in copies_of(stage)}
 
 
 # What a stage is.
@@ -101,7 +110,7 @@ ONE_TP = Rule("one", "unequal TP degrees", lambda _, plan: len(_degrees(_stages(
 ONE_TP_OF_MODEL = Rule(
     "one, dividing heads and MLP",
     "unequal TP degrees, or one that does not divide heads and MLP columns",
-    lambda problem, plan: ONE_TP.holds(problem, plan) and divides_model(problem, plan.pipelines[0].stages[0].tp),
+    lambda problem, plan: ONE_TP.holds(problem, plan) and divides_model(problem, *_degrees(_stages(plan))),
 )
 TP_PER_STAGE = Rule(
     "one a stage",

@@ -45,6 +45,7 @@ from tests.solvers.baselines.published_space import (
     TP_PER_STAGE,
     PublishedSpace,
     Rule,
+    copies_of,
 )
 
 Types = Counter[str]  # GPUs of each type
@@ -66,7 +67,8 @@ def follow_machines(problem: Problem, devices: Sequence[int]) -> bool:
 def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, both: bool) -> bool:
     """Whether the devices of a symmetric plan form a grid along some order of machines, with one of the numbers of
     `processes` on each."""
-    tp = plan.pipelines[0].stages[0].tp
+    copies = [copies_of(stage) for stage in plan.pipelines[0].stages]
+    tp, both = len(copies[0][0]), both and len(copies[0]) == 1
     for along in (False, True)[: 1 + both]:
         groups = _groups_by_rank(plan, along)
         machines = _machines_in_order(problem, (group[0] for group in groups))
@@ -77,8 +79,8 @@ def follows_ranks(problem: Problem, plan: Plan, processes: Iterable[int], *, bot
 
 def _groups_by_rank(plan: Plan, along: bool) -> list[DeviceGroup]:
     """The TP groups in rank order of a plan whose pipelines have equally many stages; see `lay_out`."""
-    groups = [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
-    return [group for turn in (groups if along else zip(*groups, strict=True)) for group in turn]
+    stages = [[copies_of(stage) for stage in pipeline.stages] for pipeline in plan.pipelines]
+    return [group for turn in (stages if along else zip(*stages, strict=True)) for copies in turn for group in copies]
 
 
 _GRID_OF_ALL = Rule(
