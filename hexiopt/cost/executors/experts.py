@@ -5,7 +5,9 @@ Each of `devices` routes an equal share of the tokens, holds an equal share of t
 tokens that go to these: `expert_load` times the mean on the fullest device.
 """
 
+from dataclasses import replace
 from math import ceil, log2
+from typing import NamedTuple
 
 from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.cost.executors.tp_groups import TpGroup
@@ -14,6 +16,24 @@ from hexiopt.numbers.frameworks import Framework
 from hexiopt.numbers.gpus import Gpu
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.workload import Workload
+
+
+class ExpertSharing(NamedTuple):
+    """How the devices of a group divide the experts of a layer: each has some of them whole, so that the group may be
+    several `replicas` of all else; or each a part of every expert, `by_columns` as an MLP is divided."""
+
+    replicas: int = 1
+    by_columns: bool = False
+
+    def on_device(self, part: Experts, degree: int) -> tuple[Experts, int]:
+        """Experts, and the number of devices that share them whole, of which a device holds and computes as much as of
+        `part` in a group whose replicas have TP `degree`."""
+        devices = degree * self.replicas
+        return (replace(part, ffn_size=ceil(part.ffn_size / devices)), 1) if self.by_columns else (part, devices)
+
+
+ALONE = ExpertSharing()
+"""One replica has all experts whole."""
 
 
 def expert_load(workload: Workload, devices: int) -> float:

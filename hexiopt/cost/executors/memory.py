@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.activations import Activations, MicroBatchShare, mean
 from hexiopt.cost.executors.compute import Amount
-from hexiopt.cost.executors.experts import expert_rows
+from hexiopt.cost.executors.experts import ALONE, ExpertSharing, expert_rows
 from hexiopt.cost.executors.states import Layers, RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
@@ -111,10 +111,11 @@ class MemoryModel:
         tp: int,
         micro_batch_size: int,
         communicator_bytes: float = 0.0,
-        replicas: int = 1,
+        sharing: ExpertSharing = ALONE,
     ) -> None:
         self._workload = workload
         self.communicator_bytes = communicator_bytes
+        replicas = sharing.replicas
         tokens = micro_batch_size // replicas * workload.seq_len
         parameters = Parameters(model, workload)
         self.rank_states = RankStates.of(parameters, tp, replicas)
@@ -138,8 +139,11 @@ class MemoryModel:
         )
         of_kind = list[Activations[float]]()
         for layer, its_shard in zip(layers, shards, strict=True):
-            attention, experts = layer.kind.attention, layer.kind.experts
-            rows = 0.0 if experts is None else expert_rows(experts, workload, tp * replicas, micro_batch_size)
+            attention, experts, rows = layer.kind.attention, layer.kind.experts, 0.0
+            if experts is not None:
+                own, devices = sharing.on_device(experts, tp)
+                rows = expert_rows(own, workload, devices, micro_batch_size)
+                layer = model.layer_of(layer.kind.with_experts(own))
             its_share = replace(
                 share,
                 heads=float(its_shard.heads),

@@ -24,7 +24,7 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy, Unit, units_of
-from hexiopt.cost.executors.experts import ExpertTimes, exchange_s
+from hexiopt.cost.executors.experts import ExpertSharing, ExpertTimes, exchange_s
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.quantization import quantization_s
@@ -166,10 +166,12 @@ class StageModel:
 
     def cells(self, tp_group: TpGroup, micro_batch_size: int) -> list[TpGroup]:
         """`tp_group` with each TP degree that it may have: replicas that share experts divide the sequences of a
-        micro-batch evenly."""
+        micro-batch evenly, and experts cut by columns are those of one replica."""
         if tp_group.degree:
             return [tp_group]
         devices = tp_group.tp
+        if self.framework.expert_columns:
+            return [self.tp_groups.with_degree(tp_group, devices)]
         heads = min(kind.attention.heads for kind in self.problem.model.kinds if kind.attention is not None)
         degrees = [t for t in range(1, devices + 1) if devices % t == 0 and micro_batch_size % (devices // t) == 0]
         return [self.tp_groups.with_degree(tp_group, t) for t in degrees if t <= heads or t == devices]
@@ -187,7 +189,8 @@ class StageModel:
         collective_s = framework.tp_exposed * self._collective_s(tp_group, micro_batch_size)
         kind = layer.kind
         # Around what mixes tokens, and around what TP divides of what mixes channels.
-        blocks = bool(kind.mixers) + (kind.dense is not None or (kind.experts is not None and kind.experts.shared > 0))
+        routed = kind.experts is not None and (kind.experts.shared > 0 or framework.expert_columns)
+        blocks = bool(kind.mixers) + (kind.dense is not None or routed)
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s
         backward_s = compute.backward_s + backward_collectives // 2 * blocks * collective_s
@@ -210,7 +213,11 @@ class StageModel:
         """Forward and backward seconds of experts, the all-to-alls to them and back included."""
         workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
         times = ExpertTimes(tp_group.gpu, workload, framework, hidden)
-        forward_s, backward_s = times.seconds(part, tp_group.tp, micro_batch_size)
+        sharing = ExpertSharing(tp_group.replicas, framework.expert_columns)
+        forward_s, backward_s = times.seconds(*sharing.on_device(part, tp_group.degree), micro_batch_size)
+        if sharing.by_columns:
+            assert sharing.replicas == 1, "experts cut by columns are those of one replica"
+            return forward_s, backward_s
         there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
         both_s = 2 * framework.exchange_exposed * there_s
         return forward_s + both_s, backward_s + both_s
@@ -316,7 +323,8 @@ class StageModel:
         (name, tp, micro_batch_size, replicas), problem = key, self.problem
         gpu = self.tp_groups.gpus[name]
         reserved = self.communicators.least_bytes(gpu, tp * replicas)
-        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved, replicas)
+        sharing = ExpertSharing(replicas, self.framework.expert_columns)
+        return MemoryModel(problem.model, problem.workload, gpu, tp, micro_batch_size, reserved, sharing)
 
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
