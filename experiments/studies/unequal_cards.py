@@ -120,7 +120,7 @@ def proportional_layers(problem: Problem, devices: Sequence[int]) -> Split | Non
 
 def owners(problem: Problem, plan: Plan) -> dict[str, float]:
     """Tokens per second of what owners do beside a plan; NaN where it fits no card."""
-    prices = _Prices(problem)
+    prices = Prices(problem)
     return {
         _COLUMNS[MAP]: device_map(prices),
         _COLUMNS[EQUAL]: equal_batches(prices),
@@ -128,7 +128,7 @@ def owners(problem: Problem, plan: Plan) -> dict[str, float]:
     }
 
 
-class _Prices:
+class Prices:
     """Prices of plans whose global batch is what they process."""
 
     def __init__(self, problem: Problem) -> None:
@@ -164,7 +164,7 @@ def _chain(split: Split, size: int, count: int, policy: str) -> Pipeline:
     return Pipeline(tuple(stages), count, size)
 
 
-def device_map(prices: _Prices) -> float:
+def device_map(prices: Prices) -> float:
     """The best of accelerate's split and one by memory, on the cards of one machine: a step is as many times one
     micro-batch alone as it takes, and an optimizer step."""
     problem, found = prices.problem, [math.nan]
@@ -188,7 +188,7 @@ def device_map(prices: _Prices) -> float:
     return float(np.nanmax(found)) if len(found) > 1 else math.nan
 
 
-def equal_batches(prices: _Prices) -> float:
+def equal_batches(prices: Prices) -> float:
     """Equally many sequences on every card, each of which holds the model."""
     devices, batch = prices.problem.usable_devices, prices.problem.workload.global_batch
     return _most(
@@ -197,7 +197,7 @@ def equal_batches(prices: _Prices) -> float:
     )
 
 
-def best_card(prices: _Prices) -> float:
+def best_card(prices: Prices) -> float:
     """The whole batch on one card."""
     batch = prices.problem.workload.global_batch
     found = [
@@ -207,7 +207,7 @@ def best_card(prices: _Prices) -> float:
     return max((own for own in found if not math.isnan(own)), default=math.nan)
 
 
-def _most(prices: _Prices, pipelines: Callable[[int, str], Sequence[Pipeline]]) -> float:
+def _most(prices: Prices, pipelines: Callable[[int, str], Sequence[Pipeline]]) -> float:
     costs = (prices.price(pipelines(*choice)) for choice in prices.choices())
     return max((cost.tokens_per_s for cost in costs if cost is not None), default=math.nan)
 
