@@ -25,6 +25,8 @@ _MODULES = (
     "proofs",
     "replan",
     "split_and_depth",
+    "mixtures",
+    "unequal_cards",
 )
 NAMES = tuple(module.rpartition(".")[2] for module in _MODULES)
 

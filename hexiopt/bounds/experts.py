@@ -60,7 +60,7 @@ def _of_experts(model: PlanPricer, machine: int, kind: int) -> Iterator[float]:
     assert part is not None
     for size in range(1, _most_samples(model) + 1):
         sharing = ExpertSharing(1, 1, size, part.count)
-        yield sum(model.stages.expert_times[alone.gpu.name].seconds(part, 0.0, sharing)) / size
+        yield sum(model.stages.expert_times[alone.gpu.name].seconds(part, sharing, 0.0)) / size
 
 
 def _most_samples(model: PlanPricer) -> int:

@@ -43,6 +43,7 @@ class Framework:
     exchange_exposed: float = 1.0
     expert_passes: float = 1.0
     copies_to_machines: bool = False
+    expert_columns: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -115,6 +116,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
         section.number("exchange_exposed", at_least=0, at_most=1, default=1.0),
         section.number("expert_passes", at_least=0, at_most=1, default=1.0),
         section.flag("copies_to_machines", default=False),
+        section.flag("expert_columns", default=False),
     )
     section.finish()
     return framework
@@ -128,6 +130,7 @@ def default_framework() -> Framework:
 def calibration_sha256() -> str:
     """SHA-256 of the constants of the cost model, so that a plan file says which constants priced the plan."""
     # Files written before adapters and experts were priced have no such fields.
-    later = {"adapter_traffic": 1.0, "exchange_exposed": 1.0, "expert_passes": 1.0, "copies_to_machines": False}
+    switches = {"copies_to_machines": False, "expert_columns": False}
+    later = {"adapter_traffic": 1.0, "exchange_exposed": 1.0, "expert_passes": 1.0, **switches}
     framework = {name: value for name, value in asdict(default_framework()).items() if later.get(name) != value}
     return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

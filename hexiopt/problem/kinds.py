@@ -4,7 +4,7 @@ MLP, experts). A model is a sequence of such kinds by depth.
 Widths are in elements, `hidden_size` is the model's.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from hexiopt.checks import flag_in, is_whole
@@ -250,6 +250,10 @@ class LayerKind:
     def experts(self) -> Experts | None:
         """The layer's experts, if it has such."""
         return next((part for part in self.channels if isinstance(part, Experts)), None)
+
+    def with_experts(self, experts: Experts) -> "LayerKind":
+        """The layer with other experts in the place of its own."""
+        return replace(self, channels=tuple([experts if part is self.experts else part for part in self.channels]))
 
     def to_dict(self) -> dict[str, Any]:
         """The parts and the number of norms, as JSON values."""

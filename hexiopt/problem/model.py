@@ -368,8 +368,8 @@ class ModelSpec(Value):
         return LayerKind((attention,), (dense,), form.norms)
 
     def layer_of(self, kind: LayerKind) -> Layer:
-        """The operators of a layer of `kind`."""
-        return self._layer_of[kind]
+        """The operators of a layer of `kind`, be it one of the model's or another."""
+        return self._layer_of.get(kind) or layer_of(self.decoder_form, self.hidden_size, kind)
 
     @cached_property
     def _layer_of(self) -> dict[LayerKind, Layer]:

@@ -146,7 +146,7 @@ class _Balance:
         def finish_s(k: int) -> Callable[[int], float]:
             def seconds(n: int) -> float:
                 held = least[k] + n * unit
-                return inf if held > most[k] else sum(times[k].seconds(part, tokens[k], sharing._replace(held=held)))
+                return inf if held > most[k] else sum(times[k].seconds(part, sharing._replace(held=held), tokens[k]))
 
             return seconds
 

@@ -38,7 +38,7 @@ class StageParts(Protocol):
     problem: Problem
     framework: Framework
     tp_groups: TpGroups
-    memory_models: Memo[tuple[str, int, int, ExpertSharing | None], MemoryModel]
+    memory_models: Memo[tuple[str, int, int, ExpertSharing], MemoryModel]
     expert_times: Memo[str, ExpertTimes]
 
     def whole_group(self, devices: tuple[int, ...]) -> TpGroup: ...
@@ -147,7 +147,7 @@ class ExpertParallelStage:
         sharing = ExpertSharing(len(self._devices), len(self._replicas), sum(n for _, n in self._replicas) // waves)
         times = [
             times_of[groups.of((share.device,)).gpu.name].seconds(
-                part, share.tokens / waves, sharing._replace(held=share.experts)
+                part, sharing._replace(held=share.experts), share.tokens / waves
             )
             for share in self._devices
         ]

@@ -6,6 +6,7 @@ mean of as many experts on the fullest device.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -28,22 +29,29 @@ def expert_load(workload: Workload, devices: int) -> float:
 class ExpertSharing(NamedTuple):
     """What a device has of the experts of a stage: `devices` share them, which are so many `replicas` of all else and
     take `samples` of a micro-batch together. It has `held` whole ones of each layer; None: equal parts; `alone`: and
-    nothing else of the stage."""
+    nothing else of the stage; `by_columns`: the devices, one replica, divide each expert as an MLP is divided."""
 
     devices: int
     replicas: int
     samples: int
     held: int | None = None
     alone: bool = False
+    by_columns: bool = False
 
     def count(self, part: Experts) -> int:
-        """Whole experts on the device."""
+        """Whole experts on the device, or as many as its columns amount to."""
         return ceil(part.count / self.devices) if self.held is None else self.held
 
     def rows(self, part: Experts, workload: Workload) -> float:
         """Copies of tokens of a micro-batch that come to them, if the device is the fullest."""
         copies = expert_load(workload, self.devices) * (self.samples * workload.seq_len) * part.top_k
         return copies / self.devices if self.held is None else copies * self.held / part.count
+
+    def on_device(self, part: Experts) -> tuple[Experts, "ExpertSharing"]:
+        """What the device computes: experts, and how they are shared, as if whole ones were."""
+        if not self.by_columns:
+            return part, self
+        return replace(part, ffn_size=ceil(part.ffn_size / self.devices)), ExpertSharing(1, 1, self.samples)
 
 
 def copies_across(part: Experts, machines: int, to_machines: bool) -> float:
@@ -133,7 +141,7 @@ class ExpertTimes:
         self._launch_s = gpu.efficiency.launch_s
         self._workload, self._framework, self._hidden = workload, framework, hidden_size
 
-    def seconds(self, part: Experts, routed_tokens: float, sharing: ExpertSharing) -> tuple[float, float]:
+    def seconds(self, part: Experts, sharing: ExpertSharing, routed_tokens: float) -> tuple[float, float]:
         """Of all but all-to-alls and the router's product, on a device that routes `routed_tokens` of a micro-batch."""
         workload, framework = self._workload, self._framework
         rows, count = sharing.rows(part, workload), sharing.count(part)

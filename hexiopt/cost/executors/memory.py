@@ -142,8 +142,10 @@ class MemoryModel:
         )
         of_kind = list[Activations[float]]()
         for layer, its_shard in zip(layers, shards, strict=True):
-            attention, experts = layer.kind.attention, layer.kind.experts
-            rows = 0.0 if experts is None else sharing.rows(experts, workload)
+            attention, experts, rows = layer.kind.attention, layer.kind.experts, 0.0
+            if experts is not None:
+                computed, shared = sharing.on_device(experts)
+                rows, layer = shared.rows(computed, workload), model.layer_of(layer.kind.with_experts(computed))
             its_share = replace(
                 share,
                 heads=float(its_shard.heads),

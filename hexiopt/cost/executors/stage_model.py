@@ -166,10 +166,12 @@ class StageModel:
 
     def cells(self, tp_group: TpGroup, micro_batch_size: int) -> list[TpGroup]:
         """`tp_group` with each TP degree that it may have: replicas that share experts divide the sequences of a
-        micro-batch evenly."""
+        micro-batch evenly, and experts cut by columns are those of one replica."""
         if tp_group.degree:
             return [tp_group]
         devices = tp_group.tp
+        if self.framework.expert_columns:
+            return [self.tp_groups.with_degree(tp_group, devices)]
         heads = min(kind.attention.heads for kind in self.problem.model.kinds if kind.attention is not None)
         degrees = [t for t in range(1, devices + 1) if devices % t == 0 and micro_batch_size % (devices // t) == 0]
         return [self.tp_groups.with_degree(tp_group, t) for t in degrees if t <= heads or t == devices]
@@ -195,7 +197,8 @@ class StageModel:
         collective_s = framework.tp_exposed * self._collective_s(tp_group, size)
         kind = layer.kind
         # Around what mixes tokens, and around what TP divides of what mixes channels.
-        blocks = bool(kind.mixers) + (kind.dense is not None or (kind.experts is not None and kind.experts.shared > 0))
+        routed = kind.experts is not None and (kind.experts.shared > 0 or framework.expert_columns)
+        blocks = bool(kind.mixers) + (kind.dense is not None or routed)
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s
         backward_s = compute.backward_s + backward_collectives // 2 * blocks * collective_s
@@ -214,17 +217,25 @@ class StageModel:
     def _experts_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> tuple[float, float]:
         """Forward and backward seconds of experts, the all-to-alls to them and back included."""
         workload = self.problem.workload
-        sharing = ExpertSharing(tp_group.tp, tp_group.replicas, micro_batch_size)
-        routed_tokens = float(micro_batch_size * workload.seq_len) / tp_group.tp
-        forward_s, backward_s = self.expert_times[tp_group.gpu.name].seconds(part, routed_tokens, sharing)
+        sharing = self._sharing(tp_group, micro_batch_size)
+        routed_tokens = float(micro_batch_size * workload.seq_len) / (1 if sharing.by_columns else tp_group.tp)
+        forward_s, backward_s = self.expert_times[tp_group.gpu.name].seconds(*sharing.on_device(part), routed_tokens)
         both_s = self.exchanges_s(part, tp_group, micro_batch_size)
         return forward_s + both_s, backward_s + both_s
 
     def exchanges_s(self, part: Experts, tp_group: TpGroup, micro_batch_size: int) -> float:
         """Seconds of both all-to-alls of a pass through the experts of a layer, those hidden left out."""
         workload, hidden, framework = self.problem.workload, self.problem.model.hidden_size, self.framework
+        if framework.expert_columns:
+            return 0.0
         there_s = exchange_s(part, workload, hidden, tp_group, micro_batch_size, framework.copies_to_machines)
         return 2 * framework.exchange_exposed * there_s
+
+    def _sharing(self, tp_group: TpGroup, micro_batch_size: int) -> ExpertSharing:
+        """How the devices of a group divide experts."""
+        by_columns = self.framework.expert_columns
+        assert not by_columns or tp_group.replicas == 1, "experts cut by columns are those of one replica"
+        return ExpertSharing(tp_group.tp, tp_group.replicas, micro_batch_size, by_columns=by_columns)
 
     def layer_s(
         self, tp_group: TpGroup, micro_batch_size: int, policy: str, kind: int | None = None
@@ -317,13 +328,13 @@ class StageModel:
     def memory_model(self, tp_group: TpGroup, micro_batch_size: int) -> MemoryModel:
         """The memory of stages of any length in a TP group."""
         cell = self.cell(tp_group, micro_batch_size)
-        sharing = None if cell.replicas == 1 else ExpertSharing(cell.tp, cell.replicas, micro_batch_size)
+        sharing = self._sharing(cell, micro_batch_size)
         return self.memory_models[cell.gpu.name, cell.degree, micro_batch_size // cell.replicas, sharing]
 
-    def _new_memory_model(self, key: tuple[str, int, int, ExpertSharing | None]) -> MemoryModel:
+    def _new_memory_model(self, key: tuple[str, int, int, ExpertSharing]) -> MemoryModel:
         (name, tp, size, sharing), problem = key, self.problem
         gpu = self.tp_groups.gpus[name]
-        reserved = self.communicators.least_bytes(gpu, tp if sharing is None else sharing.devices)
+        reserved = self.communicators.least_bytes(gpu, sharing.devices)
         return MemoryModel(problem.model, problem.workload, gpu, tp, size, reserved, sharing)
 
     def sequence_stage(

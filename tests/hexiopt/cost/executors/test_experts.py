@@ -1,5 +1,6 @@
 """Experts by hand: products, permutation, all-to-alls inside machines and between them, groups over machines."""
 
+from dataclasses import replace
 from math import ceil, log2
 
 import numpy as np
@@ -11,17 +12,21 @@ from experiments.validation.expert_models import expert_model
 from hexiopt import Cluster
 from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.cost.executors.experts import ExpertSharing, ExpertTimes, copies_across, exchange_s, expert_load
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.numbers import coefficients as c
-from hexiopt.numbers.frameworks import Framework, frameworks
+from hexiopt.numbers.frameworks import Framework, default_framework, frameworks
 from hexiopt.numbers.gpus import catalogue
-from hexiopt.problem.kinds import Experts
+from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from tests.hexiopt.shapes_of_kinds import model_of
 
 GPU = catalogue()["h100_80gb_sxm"]
 PART = Experts(count=128, top_k=8, ffn_size=768)
 FORCED = Workload(global_batch=64, seq_len=4096, precision="bf16", routing="forced")
 HIDDEN = 2048
+ATTENTION = Attention(heads=16, kv_heads=16, qk_dim=64, v_dim=64)
 PLAIN, FUSED = frameworks()["megatron_moe_2026"], frameworks()["megatron_moe_2026_fused"]
 
 
@@ -32,7 +37,7 @@ def group(devices: int, machines: int = 1, bandwidth: float = 1e11, across: floa
 def seconds(framework: Framework, devices: int) -> tuple[float, float]:
     """Of one sequence for each device."""
     times = ExpertTimes(GPU, FORCED, framework, HIDDEN)
-    return times.seconds(PART, 4096.0, ExpertSharing(devices, devices, devices))
+    return times.seconds(PART, ExpertSharing(devices, devices, devices), 4096.0)
 
 
 def test_products_permutation_and_activation_by_hand() -> None:
@@ -140,3 +145,53 @@ def test_shapes_of_models_with_experts_are_exact() -> None:
         assert model is not None
         assert model.num_params == count, name
     assert expert_model("unknown") is None
+
+
+def test_experts_cut_by_columns_are_narrower_ones_of_one_device() -> None:
+    whole, cut = ExpertSharing(4), ExpertSharing(1, by_columns=True)
+    assert whole.on_device(PART, 2) == (PART, 8)
+    assert cut.on_device(PART, 8) == (replace(PART, ffn_size=96), 1)
+    assert cut.on_device(PART, 1) == whole._replace(replicas=1).on_device(PART, 1)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_one_expert_by_columns_is_an_mlp_with_a_router(tp: int) -> None:
+    """TP of experts by columns is that of an MLP: what one of them adds to a layer is the router and permutation."""
+    cluster, work = Cluster.of({"h100_80gb_sxm": 8}), Workload(64, 4096)
+    columns = replace(default_framework(), expert_columns=True, layer_host_s=0.0)
+    expert, dense = (
+        StageModel(Problem(cluster, model_of(LayerKind((ATTENTION,), (channels,))), work), columns)
+        for channels in (Experts(count=1, top_k=1, ffn_size=4096), Dense(ffn_size=4096))
+    )
+    times, bytes_ = [], []
+    for stages in (expert, dense):
+        cell = stages.cell(stages.tp_group(tuple(range(tp))), 1)
+        assert (cell.degree, cell.replicas) == (tp, 1)
+        times.append(stages.layer_s(cell, 1, "none"))
+        bytes_.append(stages.memory_model(cell, 1).of_kind[0].layer)
+    rows, hbm = 4096.0, GPU.hbm_bytes_per_s
+    clock = OperatorTimes(GPU, "bf16")
+    routed_s = (2 * rows + 4 * rows) * 512 * 2 / (0.5 * hbm) + 4 * GPU.efficiency.launch_s
+    routed_s += clock.memory_s(rows * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
+    for there, mlp, passes in zip(*times, (1, 2), strict=True):
+        # Grouped products pass their operands through the memory beside the tiles; and a product of the router.
+        assert there >= mlp
+        assert there - mlp < passes * (routed_s + 3e-4)
+    assert 0 <= bytes_[0] - bytes_[1] <= 3 * rows * 512 * 2
+
+
+def test_whole_experts_take_less_time_and_room_than_columns() -> None:
+    cluster, work, model = Cluster.of({"h100_80gb_sxm": 8}), Workload(64, 4096), expert_model("qwen3-30b-a3b")
+    assert model is not None
+    whole, cut = (
+        StageModel(Problem(cluster, model, work), replace(default_framework(), expert_columns=by_columns))
+        for by_columns in (False, True)
+    )
+    group_s = [sum(stages.layer_s(stages.tp_group(tuple(range(8))), 8, "none")) for stages in (whole, cut)]
+    assert group_s[1] > 1.5 * group_s[0]
+    layer_bytes = []
+    for stages in (whole, cut):
+        cell = stages.tp_groups.with_degree(stages.tp_group(tuple(range(8))), 8)
+        layer_bytes.append(stages.memory_model(cell, 8).of_kind[0].layer)
+    # 8 copies of a token, of 2,048 values, on every device, or on one of eight.
+    assert layer_bytes[1] > layer_bytes[0] + 4096 * 8 * 2048 * 2

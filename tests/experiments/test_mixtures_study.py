@@ -1,0 +1,106 @@
+"""The study of mixtures of experts: its drawn clusters, its planners' problems and what it claims."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.studies.frame.search import BOUND
+from experiments.studies.frame.settings import OURS
+from experiments.studies.frame.study import Scale
+from experiments.studies.mixtures import (
+    CLUSTERS,
+    COLUMNS,
+    FLAGSCALE,
+    MODELS,
+    by_columns,
+    claims,
+    draw_cluster,
+    in_flagscale,
+    memory_bytes,
+    places,
+    planning_claims,
+    searches,
+    state_bytes,
+    too_large,
+)
+from hexiopt.cost.pricer import PlanPricer
+from hexiopt.files.shipped import read_shipped
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.schedules.registry import ONE_F_ONE_B
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drawn_clusters_are_shipped_as_they_were_drawn(seed: int) -> None:
+    assert read_shipped("cluster", f"drawn_{seed}") == draw_cluster(seed)
+    assert len({machine["gpu"] for machine in draw_cluster(seed)["machines"]}) == 4
+
+
+def test_every_cluster_has_every_model_and_every_planner() -> None:
+    specs = searches(Scale())
+    assert all(spec.cpu_time for spec in specs)
+    compared = [spec.labels for spec in specs if spec.labels["part"] == "compared"]
+    searched = {(labels["cluster"], labels["model"]) for labels in compared}
+    assert len(searched) + len(too_large()) == len(CLUSTERS) * len(MODELS) == len(places())
+    assert {cluster for cluster, _ in searched} == {cluster.name for cluster in CLUSTERS}
+    assert {model for _, model in searched} == set(MODELS)
+    per_planner = pd.Series([labels["planner"] for labels in compared]).value_counts()
+    assert per_planner.pop(COLUMNS.label) == len(searched) - len(CLUSTERS)  # one model has no experts
+    assert set(per_planner) == {len(searched)}
+    assert {OURS.label, BOUND, FLAGSCALE.label} < set(per_planner.index)
+    planned = [spec for spec in specs if spec.labels["part"] == "planned"]
+    assert {spec.problem.cluster.num_devices for spec in planned} == {1024}
+    assert len({spec.max_steps for spec in planned}) == 1
+    assert planned[0].problem.model.layers == ()  # what others are compared with
+
+
+def test_what_is_not_searched_has_no_plan() -> None:
+    """Its states alone are more than the memory of all GPUs."""
+    problem = places()["campus", "deepseek_v3"]
+    assert state_bytes(problem) == 16 * problem.model.num_params > memory_bytes(problem)
+    assert any("`deepseek_v3` fits on `campus`: its states take 9,999 GiB" in said for said in too_large())
+
+
+def test_flagscales_space_has_tp_degrees_by_stage_and_all_else_even() -> None:
+    problem = CLUSTERS[0].problem("qwen3_30b_a3b")
+    own = in_flagscale(problem)
+    assert own.model == problem.model
+    assert own.space.uneven_tp
+    assert own.space.uneven_layers
+    assert not own.space.uneven_structure
+    assert not own.space.replicas
+    assert own.workload.schedule == "1f1b"
+
+
+def test_columns_have_one_replica_and_prices_of_their_own() -> None:
+    problem = CLUSTERS[0].problem("qwen3_30b_a3b")
+    stage = Stage(TensorParallel(tuple(range(24, 32))), ((0, problem.model.num_layers),), ("full",))
+    plan = Plan((Pipeline((stage,), 32, 8),), ONE_F_ONE_B, Sharding(1))
+    whole, cut = PlanPricer(problem).with_degrees(plan), by_columns(problem).with_degrees(plan)
+    degrees = [own.pipelines[0].stages[0].parallelism for own in (whole, cut)]
+    assert [own.degree for own in degrees if isinstance(own, TensorParallel)] == [1, 8]
+    assert by_columns(problem).price(plan).step_time_s != PlanPricer(problem).price(cut).step_time_s
+
+
+def over(**rows: list[float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, index=pd.MultiIndex.from_tuples([("a", "x"), ("b", "x")])).T
+
+
+def test_claims_name_who_is_ahead() -> None:
+    assert claims(over(Metis=[1.5, 0.96], none=[float("nan")] * 2)) == [
+        "Metis: 1.20 × our step time (geometric mean of 2: 0.96 to 1.50).",
+        "Metis is ahead of ours for `x` on `b`: its step takes 4.0% less.",
+    ]
+
+
+def test_planning_stands_beside_its_aims() -> None:
+    def rows(**own: Any) -> pd.DataFrame:
+        return pd.DataFrame({"model": ["dense", "a", "b"], **own})
+
+    said = planning_claims(rows(first_plan_s=[0.5, 1.0, 1.5], cpu_s=[10.0, 11.0, 13.0]))
+    assert said == [
+        "1,024 GPUs: the first plan comes within 1.50 s of CPU time (aim 2 s); the search takes 1.10 to 1.30 × the CPU "
+        "time of that of the dense model (aim at most 1.2 ×)."
+    ]
+    assert planning_claims(rows(first_plan_s=[float("nan")] * 3, cpu_s=[1.0] * 3)) == []
