@@ -85,7 +85,9 @@ class StageTypes:
         self.head_forward_s: Floats = np.array([head.forward_s for head in heads])
         self.head_s: Floats = np.array([head.forward_s + head.backward_s for head in heads])
         self._memory = dict(zip((False, True), memory, strict=True))
-        self.forward_s: Memo[tuple[int, int], Floats] = Memo(lambda ranges: self._windows.least(self._forward_s, *ranges))
+        self.forward_s: Memo[tuple[int, int], Floats] = Memo(
+            lambda ranges: self._windows.least(self._forward_s, *ranges)
+        )
         """Least forward seconds by the least and most layer ranges of a stage [types, layers + 1]."""
         self._seconds: dict[tuple[object, ...], Floats] = {}
         self._behind: dict[tuple[object, ...], Floats] = {}
@@ -288,7 +290,9 @@ def _pareto_rows(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[
     Without lockstep, a stage may be the only one with its layers, or synchronise gradients at the end.
     """
     policies = recompute_policies(model.problem.workload)
-    less_room = np.array([-1, *[1] * (1 + len(policies) + len(Windows.kinds_of(model.problem.model)) * (1 + len(policies)))])
+    less_room = np.array(
+        [-1, *[1] * (1 + len(policies) + len(Windows.kinds_of(model.problem.model)) * (1 + len(policies)))]
+    )
     comparable: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
     for row in rows:
         if not on_time():

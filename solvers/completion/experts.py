@@ -196,7 +196,7 @@ def first_plans(stages: StageModel) -> Iterator[Plan]:
             return
         cuts = list(pairwise(_cuts(problem, [devices for _, devices in machines], count)))
         ways = [
-            [[g for m in machines[a:b] for g in _tp_groups(problem, *m, whole)] for a, b in cuts] for whole in (0, 1)
+            [[g for m in machines[a:b] for g in _tp_groups(problem, *m, whole)] for a, b in cuts] for whole in (False, True)
         ]
         for runs in ways if ways[0] != ways[1] else ways[:1]:
             plan = _plan_of_runs(problem, runs, schedule, Sharding(shardings[0]))

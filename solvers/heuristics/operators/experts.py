@@ -26,7 +26,7 @@ def shares_unevenly(plan: Plan) -> bool:
 def share_experts(stages: StageModel, priced: PricedPlan, rng: random.Random) -> Plan | None:
     """Let the replicas of a stage, of two that follow each other, or of those in the same place of two pipelines, share
     its experts; those of the slower type may get experts alone."""
-    plan, alone = _unshardedgroups_of(stages.problem, priced.plan), rng.random() < _ALONE
+    plan, alone = _with_plain_groups(stages.problem, priced.plan), rng.random() < _ALONE
     if plan is None or any(line.num_chunks > 1 or line.depths for line in plan.pipelines):
         return None
     space = stages.problem.space
@@ -59,7 +59,7 @@ class _Joined(NamedTuple):
     places: Sequence[tuple[int, int]]
 
 
-def _unshardedgroups_of(problem: Problem, plan: Plan) -> Plan | None:
+def _with_plain_groups(problem: Problem, plan: Plan) -> Plan | None:
     """`plan` under a sharding that stages which share experts may have; None where the workload allows none."""
     if plan.schedule.splits:
         return None

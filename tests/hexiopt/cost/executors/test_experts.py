@@ -148,10 +148,10 @@ def test_shapes_of_models_with_experts_are_exact() -> None:
 
 
 def test_experts_cut_by_columns_are_narrower_ones_of_one_device() -> None:
-    whole, cut = ExpertSharing(4), ExpertSharing(1, by_columns=True)
-    assert whole.on_device(PART, 2) == (PART, 8)
-    assert cut.on_device(PART, 8) == (replace(PART, ffn_size=96), 1)
-    assert cut.on_device(PART, 1) == whole._replace(replicas=1).on_device(PART, 1)
+    whole, cut = ExpertSharing(8, 4, 2), ExpertSharing(8, 1, 2, by_columns=True)
+    assert whole.on_device(PART) == (PART, whole)
+    assert cut.on_device(PART) == (replace(PART, ffn_size=96), ExpertSharing(1, 1, 2))
+    assert cut.count(PART) == whole.count(PART) == 16
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
