@@ -18,7 +18,7 @@ from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
-from hexiopt.cost.executors.waves import Phases, wave_times
+from hexiopt.cost.executors.waves import WavePhases, wave_times
 from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers.frameworks import Framework
@@ -110,7 +110,7 @@ class ExpertParallelStage:
         experts_s = self._experts_s(experts)
         again = policy in ("full", JOINED)  # what is recomputed has exchanges and experts too
         there, recomputed, back = (
-            wave_times(Phases(self._by_device(seconds), of_experts, exchange_s))
+            wave_times(WavePhases(self._by_device(seconds), of_experts, exchange_s))
             for seconds, of_experts in (
                 ([times.forward_s for times in apart], experts_s[0]),
                 ([times.recompute_s for times in apart], experts_s[0]),

@@ -104,10 +104,10 @@ def uneven_exchange_s(
     inside_s, transfers = 0.0, list[tuple[int, int, float]]()
     for m, inside in machines.items():
         # What comes from other machines arrives at a device of any rank, and goes on inside the machine.
-        hop, from_others = 1 - 1 / len(inside), total - tokens[m]
+        forwarded, from_others = 1 - 1 / len(inside), total - tokens[m]
         for at, share in enumerate(inside):
-            received = share.experts / count * k * (tokens[m] - share.tokens + hop * from_others)
-            passed_on = k * from_others * experts[m] / count * hop / len(inside)
+            received = share.experts / count * k * (tokens[m] - share.tokens + forwarded * from_others)
+            passed_on = k * from_others * experts[m] / count * forwarded / len(inside)
             sent = share.tokens * k * (experts[m] - share.experts) / count + passed_on
             seconds = copy_bytes * max(sent, received) / (share.bandwidth * c.ALL_TO_ALL_OF_RING)
             inside_s = max(inside_s, seconds)

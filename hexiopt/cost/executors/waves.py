@@ -15,7 +15,7 @@ class WaveTimes(NamedTuple):
     further_s: float
 
 
-class Phases(NamedTuple):
+class WavePhases(NamedTuple):
     """Seconds of one wave in a layer: what mixes tokens and dense parts, by device (0 of those with experts alone), its
     experts, by device, and one all-to-all."""
 
@@ -24,7 +24,7 @@ class Phases(NamedTuple):
     exchange_s: float
 
 
-def wave_times(phases: Phases) -> WaveTimes:
+def wave_times(phases: WavePhases) -> WaveTimes:
     """The times of two waves, each of these `phases`.
 
     Every device runs both waves' tokens, then both waves' experts, layer by layer; the network passes both waves'

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hexiopt.cost.breakdown import breakdown
 from hexiopt.cost.executors.experts import DeviceShare, uneven_exchange_s
 from hexiopt.cost.executors.routes import token_transfers
-from hexiopt.cost.executors.waves import Phases, wave_times
+from hexiopt.cost.executors.waves import WavePhases, wave_times
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict
@@ -250,7 +250,7 @@ def test_layers_without_experts() -> None:
 NETWORK = -1  # beside the numbers of devices
 
 
-def simulate_waves(phases: Phases, layers: int) -> list[float]:
+def simulate_waves(phases: WavePhases, layers: int) -> list[float]:
     """When each layer ends for both waves, by events: every device and the network runs its jobs in order, each of them
     once all jobs of the wave's phase before have ended."""
     devices = range(len(phases.apart_s))
@@ -298,7 +298,7 @@ def test_waves_by_events(data: st.DataObject) -> None:
     apart = data.draw(st.lists(seconds, min_size=count, max_size=count))
     experts = data.draw(st.lists(seconds, min_size=count, max_size=count))
     alone = data.draw(st.integers(0, count - 1))
-    phases = Phases([*apart[: count - alone], *[0.0] * alone], experts, data.draw(st.floats(0.0, 3.0)) or 0.0)
+    phases = WavePhases([*apart[: count - alone], *[0.0] * alone], experts, data.draw(st.floats(0.0, 3.0)) or 0.0)
     if not phases.exchange_s:
         phases = phases._replace(exchange_s=1e-9)
     ends_s, times = simulate_waves(phases, 12), wave_times(phases)
