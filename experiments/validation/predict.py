@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 from experiments.validation.rows import Row
 from hexiopt.cost.cost import Cost
-from hexiopt.cost.executors.context_parallel import ContextParallel
+from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.constants import constant_values
 from hexiopt.numbers.frameworks import Framework, calibrated_frameworks
@@ -25,7 +25,7 @@ class Case:
     """A run that the cost model can express. Link rates in `problem` are nominal unless `links_measured`.
 
     With context parallelism over `parts` devices, each sequence of the run is `parts` sequences of the workload, and
-    its devices have pipelines of their own (`hexiopt.cost.executors.context_parallel`).
+    its devices have pipelines of their own (`hexiopt.cost.executors.sequence.context_parallel`).
     """
 
     row: Row

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hexiopt.bounds.compute import compute_bound_s, compute_shares
-from hexiopt.cost.executors.stage_model import StageModel, framework_of
+from hexiopt.cost.executors.group_model import framework_of
+from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.pricer import PlanPricer, PricerFeatures
 from hexiopt.cost.sharing import FairShares
 from hexiopt.problem.problem import Problem

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from hexiopt.cost.executors.experts import ExpertSharing
+from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
 
 _ROUNDING = 1e-9  # of the programme, by which the bound is less

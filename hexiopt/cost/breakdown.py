@@ -13,8 +13,8 @@ from hexiopt.cost.clock.folding import PipelineLanes
 from hexiopt.cost.context import contentions
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.executors.compute import ComputeTimes
-from hexiopt.cost.executors.expert_parallel import ExpertParallelStage
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.experts.stage import ExpertParallelStage
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hexiopt.cost.cells import with_degrees
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.cost import Cost, PipelineCost
-from hexiopt.cost.executors.context_parallel import ContextParallel
 from hexiopt.cost.executors.limits import MemoryLimits
 from hexiopt.cost.executors.memory import StateSharding
+from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.extra_communicators import add_communicators, communicator_bytes

@@ -27,7 +27,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
 from hexiopt.cost.executors.network_load import LinkTable
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel

@@ -13,7 +13,7 @@ from math import floor, inf
 import numpy as np
 
 from hexiopt.cost.context import plan_context
-from hexiopt.cost.executors.experts import ExpertSharing
+from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica, StageParallelism
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -195,10 +195,11 @@ def first_plans(stages: StageModel) -> Iterator[Plan]:
         if count > most:
             return
         cuts = list(pairwise(_cuts(problem, [devices for _, devices in machines], count)))
-        ways = [
-            [[g for m in machines[a:b] for g in _tp_groups(problem, *m, whole)] for a, b in cuts] for whole in (False, True)
-        ]
-        for runs in ways if ways[0] != ways[1] else ways[:1]:
+        single, whole = (
+            [[group for machine in machines[a:b] for group in _tp_groups(problem, *machine, largest)] for a, b in cuts]
+            for largest in (False, True)
+        )
+        for runs in (single, whole) if whole != single else (single,):
             plan = _plan_of_runs(problem, runs, schedule, Sharding(shardings[0]))
             for alone in (False, True):
                 balanced = None if plan is None else _balance_all(stages, plan, alone)
@@ -216,9 +217,9 @@ def _balance_all(stages: StageModel, plan: Plan, alone: bool) -> Plan | None:
     return plan
 
 
-def _tp_groups(problem: Problem, machine: int, devices: Group, whole: bool) -> list[Group]:
-    """Devices of a machine as single ones, or `whole`: in TP groups as large as possible."""
-    size = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)[-1] if whole else 1
+def _tp_groups(problem: Problem, machine: int, devices: Group, largest: bool) -> list[Group]:
+    """Devices of a machine as single ones, or in the `largest` TP groups."""
+    size = problem.space.allowed_tp(problem.cluster.machines[machine].num_gpus)[-1] if largest else 1
     types = [problem.cluster.gpu_of(device).type_name for device in devices]
     size = size if len(set(types)) == 1 and len(devices) % size == 0 else 1
     return [devices[at : at + size] for at in range(0, len(devices), size)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hexiopt.cost.executors.memory import MemoryModel, StateSharding
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel

@@ -11,7 +11,7 @@ import numpy as np
 
 from hexiopt.cost.executors.memory import StateSharding
 from hexiopt.cost.executors.network_load import LinkTable
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.memo import Memo
 from hexiopt.plan.parallelism import SequenceParallel

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hexiopt.cost.executors.activations import Activations, MicroBatchShare, mean
 from hexiopt.cost.executors.compute import Amount
-from hexiopt.cost.executors.experts import ExpertSharing
+from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.executors.states import Layers, RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c

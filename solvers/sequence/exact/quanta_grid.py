@@ -1,7 +1,7 @@
 """Times and memory of devices at a resolution: tokens come in *quanta*, heads one by one.
 
 All costs of a sequence stage are made of a few functions of a device's number of quanta, and of products of quanta and
-heads (`hexiopt/cost/executors/sequence_parallel.py`, `sequence_memory.py`). This module tabulates these functions and
+heads (`hexiopt/cost/executors/sequence/stage.py`, `sequence_memory.py`). This module tabulates these functions and
 coefficients from the cost model's own functions.
 """
 

@@ -1,4 +1,4 @@
-"""Memory of the CP-SAT model of one skeleton, as in `hexiopt/cost/executors/sequence_memory.py`."""
+"""Memory of the CP-SAT model of one skeleton, as in `hexiopt/cost/executors/sequence/memory.py`."""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 memory.
 
 The skeleton says which devices form which group, in which order, under which policy. The model follows the phases of
-`hexiopt/cost/executors/sequence_phases.py`, each as a constraint "not before". With fixed heads it equals the cost
+`hexiopt/cost/executors/sequence/phases.py`, each as a constraint "not before". With fixed heads it equals the cost
 model up to rounding down: its objective never exceeds the true time and is less than 1e-6 below it. With free heads
 this also holds where the rings are known in advance and query heads do not share key-value heads. Otherwise it is a
 relaxation: key-value heads count as fractions of query heads, and rings as in `messages.py`.

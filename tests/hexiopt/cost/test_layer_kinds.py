@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s
-from hexiopt.cost.executors.experts import ExpertSharing
+from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.holdings import Holdings, parameter_holders

@@ -1,6 +1,6 @@
 """An event simulation of a layer on a sequence stage: it plays compute and messages of single devices one by one.
 
-It shares what compute and messages take with `hexiopt/cost/executors/sequence_parallel.py`, not its recurrence over
+It shares what compute and messages take with `hexiopt/cost/executors/sequence/stage.py`, not its recurrence over
 groups and steps: both must end at the same time.
 """
 
@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.executors.sequence_phases import Phase, RingSteps, Work
+from hexiopt.cost.executors.sequence.phases import Phase, RingSteps, Work
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cost.breakdown import breakdown
-from hexiopt.cost.executors.experts import DeviceShare, uneven_exchange_s
+from hexiopt.cost.executors.experts.times import DeviceShare, uneven_exchange_s
+from hexiopt.cost.executors.experts.waves import WavePhases, wave_times
 from hexiopt.cost.executors.routes import token_transfers
-from hexiopt.cost.executors.waves import WavePhases, wave_times
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from experiments.validation.expert_models import expert_model
 from hexiopt import Cluster
 from hexiopt.cost.executors.compute import OperatorTimes
-from hexiopt.cost.executors.experts import ExpertSharing, ExpertTimes, copies_across, exchange_s, expert_load
+from hexiopt.cost.executors.experts.times import ExpertSharing, ExpertTimes, copies_across, exchange_s, expert_load
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.numbers import coefficients as c

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory, StateSharding
-from hexiopt.cost.executors.sequence_parallel import SequenceStage
-from hexiopt.cost.executors.sequence_phases import ends_s
+from hexiopt.cost.executors.sequence.phases import ends_s
+from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.numbers.gpus import Efficiency, catalogue
