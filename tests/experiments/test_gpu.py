@@ -69,7 +69,7 @@ def test_bad_files_are_refused_in_a_line(hexiopt: Run, tmp_path: Path, change: d
 def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments.measure.gpu", "--out", str(tmp_path / "gpu")]
     ran_here = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran_here.returncode == 0, ran_here.stderr
+    assert ran_here.returncode == 0, ran_here.stdout + ran_here.stderr
     said = " ".join(ran_here.stdout.split())
     assert said.startswith("No GPU")
     assert "A step of toy" in said

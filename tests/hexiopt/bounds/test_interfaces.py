@@ -93,4 +93,4 @@ def test_a_fast_network_proves_nothing_and_a_slow_one_raises_the_bound() -> None
     interfaces_s = InterfaceBound(slow, None).seconds(compute_bound_s(slow))
     assert interfaces_s > 1.1 * compute_bound_s(slow)
     late_s = min(InterfaceBound(slow, m).seconds(compute_bound_s(slow)) for m in (1, 2, 4, 8, 16, 32, 64))
-    assert lower_bound_s(slow, 2.0) >= min(interfaces_s, late_s)
+    assert lower_bound_s(slow, 2.0, clock=lambda: 0.0) >= min(interfaces_s, late_s)  # however busy the machine is
