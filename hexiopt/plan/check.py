@@ -96,6 +96,15 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
                     f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}",
                 )
             )
+        for s, stage in enumerate(pipeline.stages):
+            replicas = stage.parallelism.num_replicas if isinstance(stage.parallelism, TensorParallel) else 1
+            if pipeline.micro_batch_size % replicas:
+                what = f"stage {s} of pipeline {p} has {replicas} replicas that share experts"
+                violations.append(
+                    Violation(
+                        "batch", f"{what}, which cannot divide {pipeline.micro_batch_size} sequences of a micro-batch"
+                    )
+                )
     total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
     if total != workload.global_batch:
         violations.append(

@@ -192,6 +192,8 @@ class Pipeline:
                 pairs = zip(stage.parallelism.replicas, shares, strict=True)
                 replicas = tuple(replace(replica, samples=samples) for replica, (samples, _) in pairs)
                 stage = replace(stage, parallelism=Replicated(replicas))
+            elif isinstance(stage.parallelism, TensorParallel) and size % stage.parallelism.num_replicas:
+                return None
             stages.append(stage)
         return replace(self, stages=tuple(stages), micro_batch_size=size)
 

@@ -26,6 +26,7 @@ from tests.hexiopt.plan.two_pipelines import (
     with_stage,
 )
 from tests.hexiopt.schedules.test_schedules import Eager
+from tests.hexiopt.shapes_of_kinds import EQUAL
 from tests.strategies import problems_with_plans
 
 
@@ -118,6 +119,17 @@ def test_every_violation_of_a_kind_is_told() -> None:
     plan = replace(with_stage(Stage.of((8,), 12, 20)), schedule=Eager())
     plan = replace(plan, pipelines=(replace(plan.pipelines[0], num_micro_batches=1), SECOND))
     assert rules(plan) == {"device", "batch", "schedule"}
+
+
+def test_replicas_that_share_experts_divide_a_micro_batch() -> None:
+    """Two replicas of two devices cannot take one sequence."""
+    where = problem().replace(model=EQUAL)
+    stage = Stage(TensorParallel((0, 1, 2, 3), degree=2), ((0, EQUAL.num_layers),))
+    batch = where.workload.global_batch
+    assert check(where, Plan((Pipeline((stage,), batch // 2, 2),))) == []
+    (violation,) = check(where, Plan((Pipeline((stage,), batch, 1),)))
+    assert violation.rule == "batch"
+    assert "2 replicas that share experts, which cannot divide 1 sequences" in violation.text
 
 
 # ------------------------------------------------------------------ the workload's choices
