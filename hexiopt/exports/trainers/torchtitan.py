@@ -14,7 +14,7 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.expert_groups import divides_layers, group_note, replicas_apart
+from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers, group_note, replicas_apart
 from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
@@ -51,12 +51,7 @@ def _takes_tp(problem: Problem, tp: int) -> bool:
 
 
 def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
-    """What each rank computes. Raises InputError for a plan that recomputes, and for layers of several kinds."""
-    if not problem.model.equal_layers:
-        raise InputError(
-            "export.format: torchtitan cannot express the plan: lists of split backwards are written for equal layers; "
-            "plan with another workload.schedule"
-        )
+    """What each rank computes. Raises InputError for a plan that recomputes."""
     if policy != "none":
         raise InputError(
             "export.format: torchtitan cannot express the plan: its backwards are split and recompute layers, which "
@@ -129,12 +124,7 @@ class TorchTitanFormat(Trainer):
         if model_with_shape_of(model) is None:
             known = ", ".join(titan.flavor or titan.function for titan in MODELS if "debug" not in titan.function)
             return f"has no model with experts of the shape of {model.name}; take that of one of {known}"
-        if model.extra_layers:
-            return (
-                "has no layers that predict further tokens in pipelines, and its configurations none; plan with "
-                "model.num_nextn_predict_layers=0"
-            )
-        return None
+        return NO_FURTHER_LAYERS if model.extra_layers else None  # torchtitan has them outside of pipelines alone
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         preset = super().preset(problem)
