@@ -50,6 +50,14 @@ def _takes_tp(problem: Problem, tp: int) -> bool:
     return divides_model_and_sequence(problem, tp)
 
 
+def _model_note(titan: TitanModel | None) -> str:
+    if titan is None:
+        return "the model is that of the configuration which the file imports as `base`; change it to yours"
+    if titan.flavor is None:
+        return f"the model is that of {titan.function}"
+    return f"the model is {titan.flavor}, but tokenizer and checkpoint are those of {titan.function}; change them"
+
+
 def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
     """What each rank computes. Raises InputError for a plan that recomputes."""
     if policy != "none":
@@ -178,9 +186,7 @@ class TorchTitanFormat(Trainer):
                 f"clock its pipelines end after {lists.end_s:.4g} s, those of the plan after {lists.planned_s:.4g} s",
             )
         notes += (
-            "the model is that of the configuration which the file imports as `base`; change it to yours"
-            if titan is None
-            else f"the model is {titan.module}'s {titan.flavor or titan.function}, with its tokenizer and checkpoint",
+            _model_note(titan),
             *(group_note(ep, tp),) * (ep > 1),
             *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
         )
