@@ -3,8 +3,8 @@
 Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp)
 (`torchtitan/distributed/parallel_dims.py`).
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
-An EP group is so many consecutive ranks of dp_shard, cp and tp, which it divides (`_validate` there); experts are
-`Shard(0)` over it, and each of its TP groups has a batch of its own.
+Its ranks of dp_shard, cp and tp form (efsdp, ep) too: an EP group is so many consecutive ones, over which experts are
+`Shard(0)`, and each of its TP groups has a batch of its own.
 Where backwards are split, a CSV file says what each rank computes (`torch_lists.py`).
 """
 
