@@ -17,7 +17,9 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 
-OWN_BATCH = "each replica of an EP group trains on sequences of its own, as planned"
+NO_FURTHER_LAYERS = (
+    "trains no layers that predict further tokens; plan without them, as by model.num_nextn_predict_layers=0"
+)
 
 
 def expert_counts(model: ModelSpec) -> set[int]:
@@ -100,7 +102,9 @@ def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
 
 def group_note(ep: int, tp: int) -> str:
     """The note on whose batch an EP group has."""
-    return f"EP {ep}: {ep // tp} replicas of TP {tp} share experts; {OWN_BATCH}"
+    if ep == tp:
+        return f"EP {ep}: the ranks of a TP group share experts, and a batch, as planned"
+    return f"EP {ep}: {ep // tp} replicas of TP {tp} share experts, each with a batch of its own, as planned"
 
 
 # ----------------------------------------------------------------------------- to plans

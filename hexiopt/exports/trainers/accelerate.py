@@ -21,6 +21,7 @@ import yaml
 
 from hexiopt.errors import InputError
 from hexiopt.exports.expert_groups import (
+    NO_FURTHER_LAYERS,
     divides_layers,
     expert_degree,
     group_note,
@@ -302,9 +303,7 @@ class AccelerateFormat(Trainer):
         model = problem.model
         if not model.shares_experts:
             return super().unsuitable_kinds(problem)
-        if model.extra_layers:
-            return "trains models of transformers, which have no layers that predict further tokens; plan without them"
-        return None
+        return NO_FURTHER_LAYERS if model.extra_layers else None
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         preset = super().preset(problem)

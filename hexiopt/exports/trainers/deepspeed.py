@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hexiopt.exports.expert_groups import (
+    NO_FURTHER_LAYERS,
     divides_layers,
     expert_degree,
     group_note,
@@ -176,9 +177,7 @@ class DeepSpeedFormat(Trainer):
                     "shares experts by AutoEP, which takes gated ones without biases, on hidden states, not those of "
                     f"{model.name}; export to another trainer"
                 )
-        if model.extra_layers:
-            return "trains models of transformers, which have no layers that predict further tokens; plan without them"
-        return None
+        return NO_FURTHER_LAYERS if model.extra_layers else None
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         preset = super().preset(problem)

@@ -3,8 +3,8 @@
 Ranks are t + T·(p + P·s), a row-major mesh (pp, dp_replicate, dp_shard, cp, tp)
 (`torchtitan/distributed/parallel_dims.py`).
 Replicated parameters are ZeRO-0; sharded ones ZeRO-3, or where they are not resharded after the forward, ZeRO-2.
-An EP group is so many consecutive ranks of dp_shard, cp and tp, which it divides (`_validate` there); experts are
-`Shard(0)` over it, and each of its TP groups has a batch of its own.
+Its ranks of dp_shard, cp and tp form (efsdp, ep) too: an EP group is so many consecutive ones, over which experts are
+`Shard(0)`, and each of its TP groups has a batch of its own.
 Where backwards are split, a CSV file says what each rank computes (`torch_lists.py`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.expert_groups import divides_layers, group_note, replicas_apart
+from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers, group_note, replicas_apart
 from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
 from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
@@ -50,13 +50,16 @@ def _takes_tp(problem: Problem, tp: int) -> bool:
     return divides_model_and_sequence(problem, tp)
 
 
+def _model_note(titan: TitanModel | None) -> str:
+    if titan is None:
+        return "the model is that of the configuration which the file imports as `base`; change it to yours"
+    if titan.flavor is None:
+        return f"the model is that of {titan.function}"
+    return f"the model is {titan.flavor}, but tokenizer and checkpoint are those of {titan.function}; change them"
+
+
 def _lists(problem: Problem, plan: Plan, policy: str) -> TorchLists:
-    """What each rank computes. Raises InputError for a plan that recomputes, and for layers of several kinds."""
-    if not problem.model.equal_layers:
-        raise InputError(
-            "export.format: torchtitan cannot express the plan: lists of split backwards are written for equal layers; "
-            "plan with another workload.schedule"
-        )
+    """What each rank computes. Raises InputError for a plan that recomputes."""
     if policy != "none":
         raise InputError(
             "export.format: torchtitan cannot express the plan: its backwards are split and recompute layers, which "
@@ -129,12 +132,7 @@ class TorchTitanFormat(Trainer):
         if model_with_shape_of(model) is None:
             known = ", ".join(titan.flavor or titan.function for titan in MODELS if "debug" not in titan.function)
             return f"has no model with experts of the shape of {model.name}; take that of one of {known}"
-        if model.extra_layers:
-            return (
-                "has no layers that predict further tokens in pipelines, and its configurations none; plan with "
-                "model.num_nextn_predict_layers=0"
-            )
-        return None
+        return NO_FURTHER_LAYERS if model.extra_layers else None  # torchtitan has them outside of pipelines alone
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         preset = super().preset(problem)
@@ -188,9 +186,7 @@ class TorchTitanFormat(Trainer):
                 f"clock its pipelines end after {lists.end_s:.4g} s, those of the plan after {lists.planned_s:.4g} s",
             )
         notes += (
-            "the model is that of the configuration which the file imports as `base`; change it to yours"
-            if titan is None
-            else f"the model is {titan.module}'s {titan.flavor or titan.function}, with its tokenizer and checkpoint",
+            _model_note(titan),
             *(group_note(ep, tp),) * (ep > 1),
             *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
         )

@@ -72,3 +72,8 @@ EXPERT_PLANS: dict[str, Callable[[random.Random], Drawn]] = {
     "deepspeed": lambda rng: expert_grid(rng, (EQUAL, MIXED, LATENT_EXPERTS), (0, 1, 2, 3), most_zero_of_tp=2),
     "accelerate": lambda rng: expert_grid(rng, (EQUAL, MIXED, LATENT_EXPERTS), (3,)),
 }
+
+
+def drawn_plan(name: str, seed: int) -> Drawn:
+    """A random problem and a plan of experts that a trainer's format expresses."""
+    return EXPERT_PLANS[name](random.Random(f"experts {name} {seed}"))

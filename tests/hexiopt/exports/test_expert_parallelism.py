@@ -1,10 +1,8 @@
 """Plans of models with experts in the files of trainers that share them among ranks, and back."""
 
-import ast
 import json
-import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,11 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import read_layout, write_program
-from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
+from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
-from hexiopt.exports.trainers.torchtitan_models import MODELS
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -30,17 +27,13 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
-from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS
-from tests.hexiopt.exports.random_plans import drawn
+from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS, drawn_plan
+from tests.hexiopt.exports.test_expert_groups import arguments_of_config
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, KINDS, MIXED, model_of
 
 QWEN = TITANS[4]  # the debug model, of 64 experts
-OTHERS = sorted({*TRAINERS} - {*EXPERT_PLANS})
+OTHERS = (EXECUTOR, "flashflex", "galvatron")
 H100S = Cluster.of({"h100_80gb_sxm": 16}, inter_gb_per_s=50)
-
-
-def drawn_plan(name: str, seed: int) -> tuple[Problem, Plan]:
-    return EXPERT_PLANS[name](random.Random(f"experts {name} {seed}"))
 
 
 def read(name: str, text: str, model: ModelSpec, cluster: Cluster = H100S, **workload: Any) -> ImportedPlan:
@@ -110,152 +103,6 @@ def test_what_is_imported_from_an_export_breaks_no_rule_of_the_space(name: str) 
         assert not check(layout.problem, layout.plan)
 
 
-# ----------------------------------------------------------------------------- groups, by the trainers' own rules
-
-
-def degrees_of(name: str, program: Program) -> dict[str, int]:
-    """Degrees as a trainer's file has them: `ep`, `tp` and `stages`."""
-    text = next(iter(program.files.values()))
-    if name == "torchtitan":
-        found = dict(re.findall(r"parallelism\.(\w+)_parallel_degree = (\d+)", text))
-        return {"ep": int(found["expert"]), "tp": int(found["tensor"]), "stages": int(found["pipeline"])}
-    if name == "deepspeed":
-        data = json.loads(text)
-        tp = data.get("tensor_parallel", {}).get("autotp_size", 1)
-        return {"ep": data["expert_parallel"]["autoep_size"], "tp": tp, "stages": 1}
-    sizes = arguments_of_config(text)
-    return {"ep": sizes["ep_size"], "tp": sizes["tp_size"], "stages": 1}
-
-
-def batched(devices: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    return [tuple(devices[at : at + size]) for at in range(0, len(devices), size)]
-
-
-def arguments_of_config(text: str) -> dict[str, Any]:
-    match = re.search(r"DistributedConfig\(.*?\)", text)
-    assert match is not None
-    call = ast.parse(match[0], mode="eval").body
-    assert isinstance(call, ast.Call)
-    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-
-
-@pytest.mark.parametrize("name", EXPERT_PLANS)
-def test_ranks_share_experts_and_tp_as_devices_do_in_the_plan(name: str) -> None:
-    """All three form EP groups, and TP groups, of consecutive ranks of a stage."""
-    for seed in range(40):
-        problem, plan = drawn_plan(name, seed)
-        program = TRAINERS[name].write(problem, plan)
-        degrees = degrees_of(name, program)
-        stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
-        assert set(batched(program.devices, degrees["ep"])) == {group.executors[0] for group in stages}
-        assert set(batched(program.devices, degrees["tp"])) == {
-            devices for group in stages for devices in group.parameter_copies
-        }
-        of_stage = batched(program.devices, len(program.devices) // degrees["stages"])
-        for s, devices in enumerate(of_stage):
-            assert set(devices) == {d for pipeline in plan.pipelines for d in pipeline.stages[s].devices}
-        assert (f"EP {degrees['ep']}: " in " ".join(program.notes)) == (degrees["ep"] > 1)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_deepspeed_forms_these_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    folding = pytest.importorskip("deepspeed.module_inject.auto_ep_folding", reason="deepspeed is missing")
-    config = pytest.importorskip("deepspeed.module_inject.auto_ep_config")
-    for seed in range(12):
-        problem, plan = drawn_plan("deepspeed", seed)
-        program = TRAINERS["deepspeed"].write(problem, plan)
-        data, degrees = json.loads(program.files["deepspeed.json"]), degrees_of("deepspeed", program)
-        parsed = config.parse_autoep_config(data["expert_parallel"])
-        zero, world = data["zero_optimization"]["stage"], len(program.devices)
-        config.validate_autoep_config(parsed, world, 1, degrees["tp"], 1, zero_stage=zero)
-        spec = folding.build_folding_spec(world_size=world, pp_size=1, tp_size=degrees["tp"], ep_size=degrees["ep"])
-        tables = folding.expected_folding_group_tables(spec)
-        assert (
-            data["train_batch_size"]
-            == spec.dp_size * data["train_micro_batch_size_per_gpu"] * (data["gradient_accumulation_steps"])
-        )
-        groups = [pipeline.stages[0].parallelism for pipeline in plan.pipelines]
-        assert {tuple(program.devices[r] for r in ranks) for ranks in tables.ep_groups} == {
-            group.executors[0] for group in groups
-        }
-        assert {tuple(program.devices[r] for r in ranks) for ranks in tables.tp_groups} == {
-            devices for group in groups for devices in group.parameter_copies
-        }
-
-
-def test_transformers_takes_the_configuration() -> None:
-    module = pytest.importorskip("transformers.distributed.configuration_utils", reason="transformers is missing")
-    if "ep_size" not in module.DistributedConfig.__dataclass_fields__:
-        pytest.skip("transformers is older than its EP groups of several batches")
-    for seed in range(12):
-        problem, plan = drawn_plan("accelerate", seed)
-        program = TRAINERS["accelerate"].write(problem, plan)
-        config = module.DistributedConfig(**arguments_of_config(program.files["accelerate.yaml"]))
-        copies = [devices for p in plan.pipelines for devices in p.stages[0].parallelism.parameter_copies]
-        assert config.dp_size == len(copies)
-        assert config.tp_size == len(copies[0])
-        assert config.efsdp_size == len(plan.pipelines)
-        size = int(re.findall(r"per_device_train_batch_size=(\d+)", program.notes[-1])[0])
-        assert size * config.dp_size == sum(pipeline.micro_batch_size for pipeline in plan.pipelines)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_torchtitan_takes_the_degrees() -> None:
-    dims = pytest.importorskip("torchtitan.distributed.parallel_dims", reason="torchtitan is missing")
-    for seed in range(12):
-        problem, plan = drawn_plan("torchtitan", seed)
-        program = TRAINERS["torchtitan"].write(problem, plan)
-        degree = re.compile(r"parallelism\.(?:data_parallel_)?(\w+?)(?:_parallel)?_degree = (\d+)")
-        stated = {name: int(value) for name, value in degree.findall(program.files["hexiopt_plan.py"])}
-        found = dims.ParallelDims(
-            dp_replicate=stated["replicate"],
-            dp_shard=stated["shard"],
-            cp=1,
-            tp=stated["tensor"],
-            pp=stated["pipeline"],
-            ep=stated["expert"],
-            world_size=len(program.devices),
-        )
-        assert found.dp_shard * found.tp % found.ep == 0
-
-
-# Parameters that torchtitan 0.3.0 has, built by its registry on the meta device.
-PARAMETERS = {
-    "deepseek_v3_debugmodel": 33_014_016,
-    "deepseek_v3_16b": 15_706_484_224,
-    "236B": 235_741_434_880,
-    "deepseek_v3_671b": 671_026_404_352,
-    "qwen3_moe_debug": 315_758_848,
-    "qwen3_30b_a3b": 30_532_122_624,
-    "235B-A22B": 235_093_634_560,
-    "gpt_oss_debugmodel": 81_489_440,
-    "gpt_oss_20b": 20_914_757_184,
-    "gpt_oss_120b": 116_829_156_672,
-}
-
-
-def test_models_of_torchtitan_have_its_parameters() -> None:
-    assert {titan.flavor or titan.function: m.num_params for titan, m in zip(MODELS, TITANS, strict=True)} == PARAMETERS
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_accelerates_launcher_would_set_the_environment(tmp_path: Any) -> None:
-    launch = pytest.importorskip("accelerate.commands.launch", reason="accelerate is missing")
-    utils = pytest.importorskip("accelerate.utils.launch")
-    rngs = [random.Random(f"environment {seed}") for seed in range(8)]
-    for problem, plan in [*map(EXPERT_PLANS["accelerate"], rngs[:4]), *(drawn("accelerate", rng) for rng in rngs[4:])]:
-        if len(plan.devices()) == 1:
-            continue
-        program = TRAINERS["accelerate"].write(problem, plan)
-        path = tmp_path / "accelerate.yaml"
-        path.write_text(program.files["accelerate.yaml"])
-        arguments = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-        parsed, *_ = launch._validate_launch_command(arguments)
-        variables = utils.prepare_multi_gpu_env(parsed)
-        assert program.environment.items() <= variables.items()
-
-
 # ----------------------------------------------------------------------------- what is refused
 
 
@@ -312,7 +159,7 @@ def test_a_pipeline_of_experts_is_none_of_deepspeed() -> None:
         *((name, EQUAL, f"^export.format: {name} is not written for experts, nor for") for name in OTHERS),
         *(
             (name, model_of(*[KINDS[1], DENSE_LAYER] * 3, *[KINDS[3]] * 2), "is not written for experts")
-            for name in TRAINERS
+            for name in (*OTHERS, *EXPERT_PLANS)
         ),
         ("torchtitan", EQUAL, "torchtitan has no model with experts of the shape of kinds; take that of one of deep"),
         ("torchtitan", TITANS[3].replace(extra_layers=TITANS[3].layers[-1:]), "num_nextn_predict_layers=0"),

@@ -254,6 +254,12 @@ def test_lists_make_the_plan_that_tuples_make() -> None:
     assert len({listed, replace(listed)}) == 1
 
 
+def test_replicas_that_share_experts_keep_whole_sequences() -> None:
+    pipeline = Pipeline((Stage(TensorParallel((0, 1, 2, 3), degree=2), ((0, 4),)),), 3, 4)
+    assert pipeline.resize(1) is None
+    assert pipeline.resize(6) == replace(pipeline, micro_batch_size=6)
+
+
 @pytest.mark.parametrize(("size", "samples"), [(8, [2, 6]), (2, None), (12, [3, 9]), (6, None)])
 def test_replicas_share_micro_batches_of_another_size_in_proportion(size: int, samples: list[int] | None) -> None:
     """Of four samples one replica has one, the other three; a stage with a TP group alone has all."""

@@ -10,9 +10,9 @@ from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.stage_model import StagePlace
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies
+from hexiopt.problem.space import Space, recompute_policies
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
@@ -123,3 +123,15 @@ def test_even_layers_stay() -> None:
     even = Problem(problem.cluster, problem.model, problem.workload, problem.space.replace(uneven_layers=False))
     assert split_by_kind(plan, PlanPricer(even).stages) is None
     assert _layers(plan)
+
+
+@pytest.mark.parametrize(("zero", "space"), [(2, Space()), (0, Space(uneven_structure=False))])
+def test_pipelines_that_must_have_the_same_layers_keep_them(zero: int, space: Space) -> None:
+    """A slow device of one would hold fewer layers than its peer in the other."""
+    where = cluster(("a", "fast", 2), ("b", "slow", 2), fast_gib=8, slow_gib=8)
+    model = model_of(DENSE_LAYER, *[EXPERT_LAYER] * 6)
+    problem = Problem(where, model, Workload(global_batch=16, seq_len=4096, schedule="1f1b"), space)
+    pipelines = tuple(Pipeline((Stage.of((a,), 0, 4), Stage.of((b,), 4, 7)), 4, 2) for a, b in ((0, 2), (3, 1)))
+    stages = PlanPricer(problem).stages
+    assert split_by_kind(Plan(pipelines, ONE_F_ONE_B, Sharding(zero)), stages) is None
+    assert split_by_kind(Plan(pipelines[:1], ONE_F_ONE_B, Sharding(zero)), stages) is not None
