@@ -9,6 +9,8 @@ import pytest
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.exports.exporting import write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.shell.scripts import read_script
+from hexiopt.exports.trainers.megatron import CORE
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -73,6 +75,7 @@ def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
 
 
+DEGREES = ("tensor", "pipeline", "expert")
 NAMES = Path(__file__).with_name("megatron_names.txt")
 HYBRID = {"hybrid-layer-pattern"}  # of Megatron-Core 0.17 and later, as a note says
 
@@ -89,3 +92,26 @@ def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
     assert len(written) > 30
     assert not written - known
     assert {n for n in written if n.startswith("hybrid")} == (set() if kind == "layers" else HYBRID)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_core_shares_experts_among_the_ranks_of_a_stage() -> None:
+    state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is missing")
+    for seed in range(40):
+        problem, plan = drawn("layers", "megatron", seed)
+        program = write_program(problem, plan, TRAINERS["megatron"])
+        script = read_script(program.files["megatron.sh"], "megatron.sh", CORE)
+        sizes = {name: int(str(script.arguments[f"{name}-model-parallel-size"][0])) for name in DEGREES}
+        tp, pp, ep = (sizes[name] for name in DEGREES)
+        order = "tp-cp-ep-pp-dp" if "use-tp-pp-dp-mapping" in script.arguments else "tp-cp-ep-dp-pp"
+        world = len(program.devices)
+
+        devices = program.devices
+        stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
+        experts = state.RankGenerator(cp=1, order=order, tp=1, ep=ep, dp=world // (ep * pp), pp=pp)
+        dense = state.RankGenerator(cp=1, order=order, tp=tp, ep=1, dp=world // (tp * pp), pp=pp)
+        cells = {tuple(devices[rank] for rank in group) for group in experts.get_ranks("ep")}
+        copies = {tuple(devices[rank] for rank in group) for group in dense.get_ranks("tp")}
+        assert cells == {stage.devices for stage in stages}
+        assert copies == {copy for stage in stages for copy in stage.parameter_copies}
