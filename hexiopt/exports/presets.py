@@ -16,11 +16,9 @@ def restrict(problem: Problem, trainer: Trainer) -> Problem:
     Values that the user leaves open are set; values that the user states must be among those of the preset. Raises
     InputError where they are not, and where the format can express no plan of the problem.
     """
-    kinds = trainer.unsuitable_kinds(problem)
-    if kinds is not None:
+    if (kinds := trainer.unsuitable_kinds(problem)) is not None:
         raise InputError(f"space.preset: {trainer.name} {kinds}")
-    wrong = trainer.unsuitable(problem)
-    if wrong is not None:
+    if (wrong := trainer.unsuitable(problem)) is not None:
         raise InputError(f"space.preset: {trainer.name}: {wrong}")
     space: dict[str, Any] = {}
     workload: dict[str, Any] = {}

@@ -8,8 +8,8 @@ from dataclasses import astuple, dataclass, fields
 from itertools import groupby
 
 from hexiopt.errors import InputError
-from hexiopt.plan.parallelism import Devices, TensorParallel
-from hexiopt.plan.plan import Plan, Stage
+from hexiopt.plan.parallelism import Devices, SequenceParallel, StageParallelism
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 
 FILE = "ranks.tsv"
@@ -19,8 +19,8 @@ FILE = "ranks.tsv"
 class RankRow:
     """One process: its rank, its GPU (`cuda_index` of `machine`), and its place in the plan.
 
-    `tp_rank` is its number in the TP group, or among the devices of a sequence layout. Replicas that share experts
-    count as replicas.
+    `replica` counts those that share experts too; `tp_rank` is its number in the TP group, or among the devices of a
+    sequence layout.
     """
 
     rank: int
@@ -60,7 +60,7 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
         device: (p, s, r, t)
         for p, pipeline in enumerate(plan.pipelines)
         for s, stage in enumerate(pipeline.stages)
-        for r, group in enumerate(_groups(stage))
+        for r, group in enumerate(_replicas(stage.parallelism))
         for t, device in enumerate(group)
     }
     assert sorted(devices) == sorted(place), "ranks and plan have the same devices"
@@ -70,9 +70,10 @@ def rank_rows(cluster: Cluster, plan: Plan, devices: Sequence[int]) -> tuple[Ran
     )
 
 
-def _groups(stage: Stage) -> tuple[Devices, ...]:
-    group = stage.parallelism
-    return group.parameter_copies if isinstance(group, TensorParallel) else group.executors
+def _replicas(parallelism: StageParallelism) -> tuple[Devices, ...]:
+    """The devices of each replica; all those of a sequence layout are one."""
+    whole = isinstance(parallelism, SequenceParallel)
+    return parallelism.executors if whole else parallelism.parameter_copies
 
 
 def agents(rows: Sequence[RankRow]) -> tuple[Agent, ...]:
