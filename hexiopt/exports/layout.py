@@ -186,8 +186,8 @@ def _cell(stage: Stage) -> int:
 
 
 def _check(name: str, stage: Stage, first: Stage, size: int, refuse: Refuse) -> None:
-    """Refuse a stage whose replicas are unequal, or cannot divide the `size` sequences of a micro-batch, or that differs
-    from `first`, the same stage of the first pipeline."""
+    """Refuse a stage whose replicas are unequal, or cannot divide the `size` sequences of a micro-batch, or that
+    differs from `first`, the same stage of the first pipeline."""
     if isinstance(stage.parallelism, SequenceParallel):
         refuse(f"{name} has a sequence layout", "space.sequence=false")
     if size % max(1, _cell(stage)):
