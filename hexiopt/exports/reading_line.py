@@ -1,26 +1,33 @@
 """A note of one line on what was read from another trainer's file."""
 
-from hexiopt.plan.plan import Plan
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import JOINED
 
 
+def _ep_degree(stage: Stage, model: ModelSpec) -> int:
+    return len(stage.parallelism.executors[0]) if model.shares_experts else 1
+
+
+def _replica_samples(stage: Stage, micro_batch_size: int) -> int:
+    group = stage.parallelism
+    return group.samples(micro_batch_size)[0] * len(group.executors) // len(group.parameter_copies)
+
+
 def reading_note(problem: Problem, plan: Plan) -> str:
     """The model, the degrees, the batch and the choices that an imported problem and its plan have."""
     model, workload, first = problem.model, problem.workload, plan.pipelines[0]
-    stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
     degrees = {
-        "TP": [len(copy) for group in stages for copy in group.parameter_copies],
+        "TP": [
+            len(devices) for p in plan.pipelines for stage in p.stages for devices in stage.parallelism.parameter_copies
+        ],
+        "EP": [_ep_degree(stage, model) for p in plan.pipelines for stage in p.stages],
         "PP": [len(pipeline.stages) for pipeline in plan.pipelines],
         "VP": [pipeline.num_chunks for pipeline in plan.pipelines],
         "DP": [sum(len(pipeline.stages[0].parallelism.parameter_copies) for pipeline in plan.pipelines)],
-        "EP": [len(devices) if model.shares_experts else 1 for group in stages for devices in group.executors],
-        "micro-batch": [
-            group.samples(p.micro_batch_size)[0] * len(group.executors) // len(group.parameter_copies)
-            for p in plan.pipelines
-            for group in (stage.parallelism for stage in p.stages)
-        ],
+        "micro-batch": [_replica_samples(stage, p.micro_batch_size) for p in plan.pipelines for stage in p.stages],
     }
     degrees_in_words = {name: "/".join(map(str, sorted(set(values)))) for name, values in degrees.items()}
     layers = " + ".join(str(stage.num_layers) for stage in first.stages)

@@ -11,6 +11,7 @@ from hexiopt.exports.trainers.megatron_kinds.reading import (
     difference_of_layers,
     kinds_of,
     model_in_use,
+    notes_on_kinds,
     pattern_of,
     states_kinds,
 )
@@ -149,7 +150,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
         if pattern_of(arguments) is None:
             arguments.whole("num-layers")
         with context.blame_file():
-            return kinds_of(arguments, whole, norm, position), notes
+            return kinds_of(arguments, whole, norm, position), [*notes, *notes_on_kinds(arguments)]
     for name in ("num-layers", "hidden-size", "num-attention-heads", "max-position-embeddings"):
         arguments.whole(name)
     if position == "yarn" or arguments.word("rope-type", "rope", ("rope", "yarn"), noted=False) == "yarn":

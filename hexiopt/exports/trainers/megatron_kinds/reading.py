@@ -91,6 +91,13 @@ def kinds_of(arguments: MegatronArguments, shape: dict[str, Any], norm: str, pos
     )
 
 
+def notes_on_kinds(arguments: MegatronArguments) -> list[str]:
+    """Notes on how the layers that arguments state differ from those that are priced."""
+    latent, normed = arguments.flag("multi-latent-attention"), arguments.flag("qk-layernorm")
+    without = f"without {arguments.label('qk-layernorm')} latent vectors have no norms, which are priced all the same"
+    return [without] if latent and not normed else []
+
+
 def further_layers(arguments: MegatronArguments, of_pattern: Sequence[str] | None = None) -> int:
     """The number of layers that predict further tokens, that `of_pattern` where there is one."""
     number = arguments.whole(_FURTHER, 0)

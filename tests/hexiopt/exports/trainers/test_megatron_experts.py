@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.exports.exporting import write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan
+from hexiopt.exports.shell.scripts import read_script
+from hexiopt.exports.trainers.megatron import CORE
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
@@ -17,6 +20,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from tests.hexiopt.exports.random_mixtures import chain_of_cells, grid_of_cells, hybrid, mixture
 from tests.hexiopt.exports.test_round_trips import canonical
+from tests.hexiopt.exports.test_written_keys import is_default, shell
 
 
 def read_again(name: str, problem: Problem, plan: Plan, model: ModelSpec | None) -> ImportedPlan:
@@ -73,6 +77,11 @@ def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
 
 
+SILENT = {  # how experts are computed and scored, which is nowhere priced, and a program that a pattern implies
+    *("moe-grouped-gemm", "moe-token-dispatcher-type", "moe-router-pre-softmax", "spec", "rotary-base"),
+    *("make-vocab-size-divisible-by", "position-embedding-type"),  # padding of a multiple; the default of a model
+}
+DEGREES = ("tensor", "pipeline", "expert")
 NAMES = Path(__file__).with_name("megatron_names.txt")
 HYBRID = {"hybrid-layer-pattern"}  # of Megatron-Core 0.17 and later, as a note says
 
@@ -89,3 +98,50 @@ def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
     assert len(written) > 30
     assert not written - known
     assert {n for n in written if n.startswith("hybrid")} == (set() if kind == "layers" else HYBRID)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_core_shares_experts_among_the_ranks_of_a_stage() -> None:
+    state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is missing")
+    for seed in range(40):
+        problem, plan = drawn("layers", "megatron", seed)
+        program = write_program(problem, plan, TRAINERS["megatron"])
+        script = read_script(program.files["megatron.sh"], "megatron.sh", CORE)
+        sizes = {name: int(str(script.arguments[f"{name}-model-parallel-size"][0])) for name in DEGREES}
+        tp, pp, ep = (sizes[name] for name in DEGREES)
+        order = "tp-cp-ep-pp-dp" if "use-tp-pp-dp-mapping" in script.arguments else "tp-cp-ep-dp-pp"
+        world = len(program.devices)
+
+        devices = program.devices
+        stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
+        experts = state.RankGenerator(cp=1, order=order, tp=1, ep=ep, dp=world // (ep * pp), pp=pp)
+        dense = state.RankGenerator(cp=1, order=order, tp=tp, ep=1, dp=world // (tp * pp), pp=pp)
+        cells = {tuple(devices[rank] for rank in group) for group in experts.get_ranks("ep")}
+        copies = {tuple(devices[rank] for rank in group) for group in dense.get_ranks("tp")}
+        assert cells == {stage.devices for stage in stages}
+        assert copies == {copy for stage in stages for copy in stage.parameter_copies}
+
+
+@pytest.mark.parametrize("kind", ["layers", "blocks"])
+def test_no_written_argument_of_layers_goes_in_silence(kind: str) -> None:
+    """Without it the answer is another, or a note appears, or the file is refused."""
+    for seed in range(5):
+        problem, plan = drawn(kind, "megatron", seed)
+        program = write_program(problem, plan, TRAINERS["megatron"])
+        workload = Workload(global_batch=97 * problem.workload.global_batch, seq_len=2048)
+        context = ImportContext("script", problem.cluster, program.devices, None, workload, Space(), table=True)
+
+        def answer(text: str, context: ImportContext = context) -> object:
+            try:
+                found = TRAINERS["megatron"].read(text, context)
+            except InputError:
+                return "refused"
+            return found.plan, found.problem.workload, found.problem.model, found.notes
+
+        text = next(iter(program.files.values()))
+        whole = answer(text)
+        assert whole != "refused"
+        for name, value, rest in shell(text.partition("set -f")[2]):
+            if name not in SILENT and not is_default(name, value):
+                assert answer("set -f" + rest) != whole, (seed, name)
