@@ -2,7 +2,8 @@
 
 The loop (`loop/`) walks over candidates of the compiled cost model on any number of threads; what its arrays do not say
 follows by exact prices. Where the plan space has sequence layouts, joint planning (`sequence/planning.py`) chooses
-between a layout and tensor parallelism stage by stage. Under another pricer than ours the loop only gives starts, and
+between a layout and tensor parallelism stage by stage. Plans whose replicas share experts over machines, which the
+arrays do not say, are tried before (`heuristics/shared_experts.py`). Under another pricer than ours the loop only gives starts, and
 where its arrays do not speak for the problem (`compiled/support.py`), or no candidate of theirs fits, rules do: these
 are annealed as partitions (`heuristics/local_search.py`). On few GPUs the last part of the budget proves how good the
 plan is (`proof/`). Where steps are limited the plan depends on these and the seed, not on cores.
@@ -17,13 +18,15 @@ from solvers.completion.experts import may_share_unevenly
 from solvers.core.search import Search
 from solvers.frame.solver import SearchSolver
 from solvers.heuristics.local_search import search_partitions
-from solvers.loop.finish import finish, offer_shared_experts
+from solvers.heuristics.shared_experts import offer_shared_experts
+from solvers.loop.finish import finish, offer_uneven_experts
 from solvers.loop.loading import load_kernels
 from solvers.loop.search import share_for_walks, walk_candidates
 from solvers.loop.settings import LoopSettings
 from solvers.proof.gaps import checked_gap, prove, share_for_proof
 from solvers.sequence.planning import plan_jointly
 
+_SHARED = 0.1  # of the budget, at most, for experts that machines share
 _BEFORE_LAYOUTS = 0.15  # of the budget, where joint planning follows
 
 
@@ -67,9 +70,10 @@ class Portfolio(SearchSolver):
     def find(self, run: Search) -> None:
         """Search to the end of the budget."""
         rng, settings, layouts = random.Random(run.seed), self.loop_settings, run.problem.space.sequence
+        offer_shared_experts(run, run.until(_SHARED))
         share = min(_BEFORE_LAYOUTS, share_for_walks(run, settings)) if layouts else share_for_walks(run, settings)
         candidates = walk_candidates(run, settings, run.until(share))
-        shared = may_share_unevenly(run.problem) and offer_shared_experts(run)
+        shared = may_share_unevenly(run.problem) and offer_uneven_experts(run)
         if layouts:
             if run.plan is None:
                 search_partitions(run, rng, candidates, run.until(2 * _BEFORE_LAYOUTS))

@@ -58,13 +58,13 @@ def settle(
     return [partition for *_, partition in sorted(best, key=lambda item: item[:2])]
 
 
-def offer_shared_experts(run: Search) -> bool:
+def offer_uneven_experts(run: Search) -> bool:
     """Price first plans whose replicas share experts in any numbers, each a step; whether one of them is the best."""
     stages, before = run.pricer.features.stages, run.plan
     for plan in first_plans(stages) if stages is not None else ():
         if not run.step():
             break
-        with run.tallied("share experts"):
+        with run.tallied("uneven experts"):
             run.offer(plan)
     return run.plan is not before
 
