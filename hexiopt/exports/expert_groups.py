@@ -91,12 +91,7 @@ def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
     """The replicas of a group of devices as such, between which the `size` sequences of a micro-batch are divided."""
     if not isinstance(parallelism, TensorParallel) or parallelism.num_replicas == 1:
         return parallelism
-    samples, rest = divmod(size, parallelism.num_replicas)
-    if rest or not samples:
-        raise InputError(
-            f"export.format: {parallelism.num_replicas} replicas that share experts cannot divide {size} sequences of "
-            'a micro-batch; give the stage another "degree" in the plan file, or its pipeline other micro-batches'
-        )
+    samples = size // parallelism.num_replicas
     return Replicated(tuple(Replica(devices, samples) for devices in parallelism.parameter_copies))
 
 

@@ -158,7 +158,7 @@ def layout_of(plan: Plan, refuse: Refuse) -> JobLayout:
             what = f"pipeline {p} has {len(pipeline.stages)} stages, pipeline 0 has {len(first.stages)}"
             refuse(what, "space.uneven_structure=false")
         for s, stage in enumerate(pipeline.stages):
-            _check(stage_name(p, s), stage, first.stages[s], pipeline.micro_batch_size, refuse)
+            _check(stage_name(p, s), stage, first.stages[s], refuse)
         batch = pipeline.num_micro_batches, pipeline.micro_batch_size
         if batch != (first.num_micro_batches, first.micro_batch_size):
             what = f"pipeline {p} has {batch[0]} micro-batches of {batch[1]}, pipeline 0 has {first.num_micro_batches}"
@@ -185,14 +185,10 @@ def _cell(stage: Stage) -> int:
     return 0 if not isinstance(group, TensorParallel) or group.degree is None else group.num_replicas
 
 
-def _check(name: str, stage: Stage, first: Stage, size: int, refuse: Refuse) -> None:
-    """Refuse a stage whose replicas are unequal, or cannot divide the `size` sequences of a micro-batch, or that
-    differs from `first`, the same stage of the first pipeline."""
+def _check(name: str, stage: Stage, first: Stage, refuse: Refuse) -> None:
+    """Refuse a stage whose replicas are unequal, or that differs from `first`, the same stage of the first pipeline."""
     if isinstance(stage.parallelism, SequenceParallel):
         refuse(f"{name} has a sequence layout", "space.sequence=false")
-    if size % max(1, _cell(stage)):
-        what = f"{name} has {_cell(stage)} replicas that share experts, which cannot divide micro-batches of {size}"
-        raise InputError(f"export.format: {what}; {EQUAL_CELLS}")
     if len({(len(replica.devices), replica.samples) for replica in stage.parallelism.replicas}) > 1:
         refuse(f"{name} has replicas of unequal TP degree or samples", "space.replicas=false")
     if stage.layers != first.layers:

@@ -130,7 +130,6 @@ def problem_of(plan: Plan, model: ModelSpec = QWEN, **workload: Any) -> Problem:
         ),
         ("deepspeed", plan_of((4, 2), (4, 1), zero=1), 'TP degrees 1 and 2, where one for all.*one "degree"'),
         ("torchtitan", plan_of((4, 2), zero=0), "share experts and shard nothing else.*optimizer_sharding=2"),
-        ("torchtitan", plan_of((4, 1), size=2), "4 replicas that share experts cannot divide 2 sequences"),
         ("deepspeed", plan_of((4, 2), zero=3), "shards with ZeRO-3.*optimizer_sharding=1"),
         ("accelerate", plan_of((4, 2)), "shards with ZeRO-2.*optimizer_sharding=3"),
     ],
