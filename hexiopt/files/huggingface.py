@@ -23,7 +23,7 @@ from hexiopt.files.models.types import TYPES
 from hexiopt.files.models.written_kinds import written_layers
 from hexiopt.ledger import OFF, Ledger
 from hexiopt.problem.form import Form
-from hexiopt.problem.model import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ModelSpec
+from hexiopt.problem.model import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ROUTER_KEYS, ModelSpec
 from hexiopt.reading import Section, read_mapping
 
 _FORM = tuple(field.name for field in fields(Form))
@@ -107,6 +107,11 @@ def _refusal(where: str, faults: list[str]) -> InputError:
     return InputError(f"{where}{'.' if ': ' in where else ': '}{'; also '.join(dict.fromkeys(faults))}")
 
 
+def _is_of(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind; whole numbers are numbers, true and false are none."""
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+
+
 class _Reader:
     """Reads the `config.json` of a known type and collects its faults."""
 
@@ -139,6 +144,8 @@ class _Reader:
         if "num_layers" not in values:  # a fault already, without which layers cannot be judged
             del self._facts.faults[before:]
         model_name = self._name(name or self._kind)
+        with collecting():
+            values["router"] = self._router(layers)
         self._head()
         self._own_code()
         self._check_fixed()
@@ -220,6 +227,16 @@ class _Reader:
             kind = rope.text("rope_type", default=None) or rope.text("type", default=None) or "default"
             out = {"rope_theta": number(rope, "rope_theta", MAX_ROPE_THETA, theta), "rope_type": kind}
         return out
+
+    def _router(self, layers: LayerSequence) -> tuple[tuple[str, Any], ...]:
+        """How the router scores, as the file says it; values that are of another kind are passed over."""
+        if not any(kind.experts is not None for kind in layers.kinds):
+            return ()
+        stated_values = self._ledger.get("router", {}) if self._kind == DECODER else self._config
+        if not isinstance(stated_values, Mapping):
+            self._section.fail("router", "is no mapping; state its keys, or leave it out")
+        pairs = [(key, stated_values.get(key)) for key in ROUTER_KEYS]
+        return tuple((key, value) for key, value in pairs if _is_of(value, ROUTER_KEYS[key]))
 
     # Keys
 

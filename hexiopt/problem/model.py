@@ -36,6 +36,19 @@ _MAY_BE_NONE = ("projected_embedding", "attention_window")
 _DEFAULTS = {"norm_eps": 1e-5, "rope_theta": 10_000.0}
 
 
+ROUTER_KEYS: Mapping[str, type] = MappingProxyType(
+    {
+        "scoring_func": str,
+        "topk_method": str,
+        "norm_topk_prob": bool,
+        "n_group": int,
+        "topk_group": int,
+        "routed_scaling_factor": float,
+    }
+)
+"""The keys of `config.json` that say how a router scores experts, and the kinds of their values."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """The facts that a `model_type` of Hugging Face fixes, and the keys of its `config.json` for everything else.
@@ -185,6 +198,9 @@ class ModelSpec(Value):
     extra_layers: tuple[LayerKind, ...] = ()
     """The kinds of layers that predict further tokens (DeepSeek-V3, arXiv 2412.19437, section 2.2), each behind a
     projection of two hidden states; they share embedding and head."""
+    router: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+    """How experts are scored, by those of `ROUTER_KEYS` that the model's file states; training needs it, no price does,
+    and models that differ in it alone are equal."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Notes on how the model was read, one line each; no part of the model."""
 
@@ -576,6 +592,8 @@ class ModelSpec(Value):
                 "layer_pattern": [main.index(kind) for kind in self.layers],
                 "extra_layer_kinds": [kind.to_dict() for kind in self.extra_layers],
             }
+        if self.router:
+            out["router"] = dict(self.router)
         for name, key in self._facts.keys.items():
             value = getattr(self, name)
             out[key] = float(value) if name in ("norm_eps", "rope_theta") else value

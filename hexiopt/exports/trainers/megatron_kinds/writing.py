@@ -19,16 +19,6 @@ from hexiopt.problem.problem import Problem
 Arguments = dict[str, list[str]]
 
 HYBRID_SPEC = ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"]
-_NUMERICS = (
-    "moe-router-score-function",
-    "moe-router-pre-softmax",
-    "moe-router-topk-scaling-factor",
-    "moe-router-num-groups",
-    "moe-router-group-topk",
-    "moe-router-enable-expert-bias",
-    "moe-router-load-balancing-type",
-    "moe-aux-loss-coeff",
-)
 
 
 def kinds_arguments(model: ModelSpec) -> Arguments:
@@ -51,7 +41,7 @@ def kinds_arguments(model: ModelSpec) -> Arguments:
     if parts.recurrent is not None:
         arguments |= _recurrence(parts.recurrent)
     if parts.experts is not None:
-        arguments |= _experts(parts.experts)
+        arguments |= _experts(parts.experts) | router_arguments(model)
     if is_hybrid(model):
         return arguments | {"spec": HYBRID_SPEC}
     if parts.recurrent is not None:
@@ -146,6 +136,35 @@ def _experts(part: Experts) -> Arguments:
     return arguments
 
 
+def router_arguments(model: ModelSpec) -> Arguments:
+    """The arguments that state what the model's file says of its router (`moe_router_*` of `transformer_config.py`)."""
+    says, arguments = dict(model.router), dict[str, list[str]]()
+    if says.get("scoring_func") in ("softmax", "sigmoid"):
+        arguments["moe-router-score-function"] = [says["scoring_func"]]
+    if says.get("scoring_func") == "softmax" and says.get("norm_topk_prob") is False:
+        arguments["moe-router-pre-softmax"] = []
+    if says.get("scoring_func") == "sigmoid" and says.get("topk_method") == "noaux_tc":
+        arguments["moe-router-enable-expert-bias"] = []
+    if says.get("n_group", 1) > 1 and "topk_group" in says:
+        arguments["moe-router-num-groups"] = [str(says["n_group"])]
+        arguments["moe-router-group-topk"] = [str(says["topk_group"])]
+    if says.get("routed_scaling_factor", 1.0) != 1.0:
+        arguments["moe-router-topk-scaling-factor"] = [repr(float(says["routed_scaling_factor"]))]
+    return arguments
+
+
+_SAYS = {  # the keys of a model's file that decide whether an argument is stated
+    "moe-router-score-function": ("scoring_func",),
+    "moe-router-pre-softmax": ("scoring_func", "norm_topk_prob"),
+    "moe-router-topk-scaling-factor": ("routed_scaling_factor",),
+    "moe-router-num-groups": ("n_group", "topk_group"),
+    "moe-router-group-topk": ("n_group", "topk_group"),
+    "moe-router-enable-expert-bias": ("scoring_func", "topk_method"),
+    "moe-router-load-balancing-type": ("",),
+    "moe-aux-loss-coeff": ("",),
+}
+
+
 def divides_kinds(problem: Problem, tp: int) -> bool:
     """Whether a TP degree divides heads, MLP and shared columns, heads and groups of recurrences, and tokens, and
     divides or is divided by the key-value heads; and whether as many devices divide the experts."""
@@ -162,8 +181,9 @@ def kinds_notes(model: ModelSpec) -> tuple[str, ...]:
     """Notes on what the plan does not state of a model's numbers, and what the program fixes otherwise."""
     parts, notes = composition_of(model), []
     if parts.experts is not None:
-        names = ", ".join(f"--{name}" for name in _NUMERICS)
-        notes.append(f"the plan does not say how the router scores: set by hand, as the model has them, {names}")
+        says = dict(model.router)
+        names = ", ".join(f"--{name}" for name, keys in _SAYS.items() if not all(key in says for key in keys))
+        notes.append(f"the model's file does not say all of its router: set by hand, as the model has them, {names}")
     if model.decoder_form.positions == "rope" and not parts.attention.kv_rank:
         notes.append("the plan does not say which share of a head is rotated: --rotary-percent, by default all of it")
     if parts.attention.sinks and model.activation == "silu":

@@ -13,11 +13,17 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.trainers.megatron import CORE
 from hexiopt.exports.trainers.registry import TRAINERS
-from hexiopt.plan.plan import Plan
+from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.shipped import read_shipped
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.reading import Section
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.hexiopt.exports.random_mixtures import chain_of_cells, grid_of_cells, hybrid, mixture
 from tests.hexiopt.exports.test_round_trips import canonical
 from tests.hexiopt.exports.test_written_keys import is_default, shell
@@ -145,3 +151,42 @@ def test_no_written_argument_of_layers_goes_in_silence(kind: str) -> None:
         for name, value, rest in shell(text.partition("set -f")[2]):
             if name not in SILENT and not is_default(name, value):
                 assert answer("set -f" + rest) != whole, (seed, name)
+
+
+def deepseek(**keys: object) -> ModelSpec:
+    config = {**read_shipped("model", "deepseek_v3"), **keys}
+    return model_from_config(Section(config, "config.json"), "deepseek_v3")
+
+
+def router_of(model: ModelSpec) -> tuple[set[str], str]:
+    """The arguments of the router in the script of a plan, and the note on those that are left."""
+    where = Cluster.of({"h100_80gb_sxm": 8}, inter_gb_per_s=50)
+    stage = Stage(TensorParallel(tuple(range(8)), degree=1), ((0, model.num_layers),))
+    problem = Problem(where, model, Workload(64, 4096, "bf16"))
+    program = write_program(problem, Plan((Pipeline((stage,), 8, 8),), ONE_F_ONE_B, Sharding(1)), TRAINERS["megatron"])
+    [text] = re.findall(r'MODEL="(.*)"', program.files["megatron.sh"])
+    [note] = [note for note in program.notes if "router" in note]
+    return {argument.strip() for argument in re.findall(r"--moe-router-(?!topk )[^-][^ ]*(?: [^-][^ ]*)?", text)}, note
+
+
+def test_what_the_file_says_of_the_router_is_written_and_the_rest_is_named() -> None:
+    says = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "n_group": 8, "topk_group": 4}
+    model = deepseek(**says, routed_scaling_factor=2.5)
+    arguments, note = router_of(model)
+    assert arguments == {
+        "--moe-router-score-function sigmoid",
+        "--moe-router-enable-expert-bias",
+        "--moe-router-num-groups 8",
+        "--moe-router-group-topk 4",
+        "--moe-router-topk-scaling-factor 2.5",
+    }
+    assert note.endswith("as the model has them, --moe-router-load-balancing-type, --moe-aux-loss-coeff")
+    again = model_from_config(Section(model.to_dict(), "plan.json"))
+    assert again == model
+    assert dict(again.router) == {**says, "routed_scaling_factor": 2.5}
+    bare = deepseek(**dict.fromkeys((*says, "routed_scaling_factor")))
+    assert bare == model
+    assert router_of(bare)[0] == set()
+    assert "--moe-router-score-function, --moe-router-pre-softmax" in router_of(bare)[1]
+    odd = deepseek(**says | {"scoring_func": 7, "n_group": True}, routed_scaling_factor="2.5")
+    assert dict(odd.router) == {"topk_method": "noaux_tc", "norm_topk_prob": True, "topk_group": 4}

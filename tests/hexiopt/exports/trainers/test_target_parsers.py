@@ -25,6 +25,7 @@ from hexiopt.exports.trainers.megatron import CORE
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
+from tests.hexiopt.exports.random_mixtures import chain_of_cells, mixture
 from tests.hexiopt.exports.random_plans import drawn
 
 SEEDS = range(12)
@@ -34,6 +35,13 @@ def written(name: str, seed: int) -> tuple[Problem, Plan, Program]:
     """A random problem and plan, and the trainer's files of it."""
     problem, plan = drawn(name, random.Random(f"parsers {name} {seed}"))
     return problem, plan, TRAINERS[name].write(problem, plan)
+
+
+def written_mixture(seed: int) -> tuple[Problem, Plan, Program]:
+    """A random problem with experts, a chain of it, and FlagScale's files."""
+    rng = random.Random(f"parsers mixture {seed}")
+    problem, plan = chain_of_cells(rng, mixture(rng, recurrent=False))
+    return problem, plan, TRAINERS["flagscale"].write(problem, plan)
 
 
 @contextmanager
@@ -105,8 +113,7 @@ def test_flagscale_takes_the_meshes() -> None:
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     with modules(flagscale__train__hetero__parallel_context=context):
         own = _loaded(source, "flagscale_arguments")
-    for seed in SEEDS:
-        _, plan, program = written("flagscale", seed)
+    for _, plan, program in [written("flagscale", seed) for seed in SEEDS] + [written_mixture(seed) for seed in SEEDS]:
         data = yaml.safe_load(program.files["flagscale.yaml"])
         system = {**data["system"], **data["system"].pop("hetero"), **data["system"].pop("recompute", {})}
         defaults = dict.fromkeys(
@@ -144,7 +151,10 @@ def test_flagscale_takes_the_meshes() -> None:
                 torch.distributed.destroy_process_group()
             device = program.devices[rank]
             [stage] = [s for p in plan.pipelines for s in p.stages if device in s.devices]
-            assert arguments.tensor_model_parallel_size == stage.tp
+            assert arguments.tensor_model_parallel_size == len(stage.parallelism.parameter_copies[0])
+            if "num_experts" in data["model"]:
+                assert arguments.expert_model_parallel_size == len(stage.parallelism.executors[0])
+                assert arguments.expert_tensor_parallel_size == 1
 
 
 def test_torchtitan_has_every_field_and_takes_the_degrees() -> None:
