@@ -26,7 +26,7 @@ from solvers.loop.settings import LoopSettings
 from solvers.proof.gaps import checked_gap, prove, share_for_proof
 from solvers.sequence.planning import plan_jointly
 
-_SHARED = 0.1  # of the budget, at most, for experts that machines share
+_SHARED = 0.15  # of the budget, at most, for experts that machines share
 _BEFORE_LAYOUTS = 0.15  # of the budget, where joint planning follows
 
 

@@ -7,23 +7,27 @@ estimate ranks them; the layers of the first ones are split by what they take an
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
+from operator import itemgetter
 
 from hexiopt.bounds.stage_cells import shares_across
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.plan.parallelism import Devices, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import default_schedule, sharding_stages
+from hexiopt.problem.space import default_schedule, layer_ranges, sharding_stages
+from hexiopt.schedules.schedule import Schedule
 from solvers.completion.kinds import split_by_kind
 from solvers.completion.pricing import price_plan
+from solvers.core.interleaving import interleavings
 from solvers.core.search import Allowance, Search
 from solvers.frame.starts import cut
 
 _TYPES = 3  # GPU types of which all orders are tried
-_SPLIT = 40  # plans whose layers are split and that are priced
-_IN_VAIN = 12  # of them in a row that are not better
+_SPLIT = 32  # grids whose layers are split and that are priced
+_BEST = 8  # of them that are interleaved too, in so many
+_CHUNKS = (2, 3, 4)  # layer ranges a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +47,57 @@ def offer_shared_experts(run: Search, allowance: Allowance) -> None:
         return
     estimate = _Estimate(ours.stages)
     ranked = heapq.nsmallest(_SPLIT, enumerate(_grids(problem)), key=lambda pair: (estimate.step_s(pair[1]), pair[0]))
-    best_s, in_vain = math.inf, 0
+    best = list[tuple[float, Plan]]()
     for _, grid in ranked:
+        found = list[tuple[float, Plan]]()
         for stage in sharding_stages(problem.workload):
-            if in_vain >= _IN_VAIN or not (allowance and run.step()):
-                return
+            if not (allowance and run.step()):
+                break
             plan = _plan(problem, grid, Sharding(stage))
-            if plan is None:
-                continue
-            priced = price_plan(run.pricer, split_by_kind(plan, ours.stages) or plan)
-            if priced is None:
-                continue
-            run.offer(priced.plan, priced.cost)
-            better = priced.cost.fits and priced.cost.objective < best_s
-            in_vain = 0 if better else in_vain + (best_s < math.inf)
-            best_s = priced.cost.objective if better else best_s
+            found += _priced(run, split_by_kind(plan, ours.stages) or plan) if plan is not None else []
+        best = sorted([*best, *sorted(found, key=itemgetter(0))[:1]], key=itemgetter(0))
+    for _, plan in best[:_BEST]:
+        for schedule, chunks in interleavings(problem, _CHUNKS):
+            _climb(run, plan, schedule, chunks, allowance)
+
+
+def _climb(run: Search, plan: Plan, schedule: Schedule, chunks: int, allowance: Allowance) -> None:
+    """Offer the plan with so many layer ranges a stage, and while that is better with a layer in another stage."""
+    counts, best_s = [max(chunks, stage.num_layers) for stage in plan.pipelines[0].stages], math.inf
+    counts[counts.index(max(counts))] += run.problem.model.num_layers - sum(counts)
+    left = [counts]
+    while left and allowance and run.step():
+        tried = left.pop()
+        other = _interleaved(plan, schedule, tried, chunks)
+        found = _priced(run, other) if other is not None else []
+        if found and found[0][0] < best_s:
+            best_s, counts = found[0][0], tried
+            moves = permutations(range(len(counts)), 2)
+            left = [[n - (s == a) + (s == b) for s, n in enumerate(counts)] for a, b in moves]
+
+
+def _priced(run: Search, plan: Plan) -> list[tuple[float, Plan]]:
+    """Offer a plan; what it costs and the plan as priced, where it fits."""
+    priced = price_plan(run.pricer, plan)
+    if priced is None:
+        return []
+    run.offer(priced.plan, priced.cost)
+    return [(priced.cost.objective, priced.plan)] if priced.cost.fits else []
+
+
+def _interleaved(plan: Plan, schedule: Schedule, counts: Sequence[int], chunks: int) -> Plan | None:
+    """The plan with `counts` layers of the stages in so many ranges each; None where a rule forbids it."""
+    if len(counts) < 2 or min(counts) < chunks:
+        return None
+    ranges, pipelines = layer_ranges(counts, chunks), []
+    for pipeline in plan.pipelines:
+        policies = [stage.recompute if len(stage.recompute) == 1 else ("full",) for stage in pipeline.stages]
+        rows = zip(pipeline.stages, ranges, policies, strict=True)
+        stages = tuple(replace(stage, layers=own, recompute=policy) for stage, own, policy in rows)
+        pipelines.append(replace(pipeline, stages=stages))
+    sharding = plan.sharding if schedule.lockstep else Sharding(min(1, plan.sharding.stage))
+    allowed = broken_rule(tuple(pipelines), schedule, sharding) is None
+    return Plan(tuple(pipelines), schedule, sharding) if allowed else None
 
 
 class _Estimate:
