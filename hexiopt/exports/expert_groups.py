@@ -1,4 +1,4 @@
-"""Expert parallelism of trainers that fold it into data parallelism and TP: plans for them, and their layouts as plans.
+"""Layouts of trainers that fold expert parallelism into data parallelism and TP, as plans.
 
 An EP group is so many consecutive ranks, which hold whole experts, equally many each. It is one or more whole TP
 groups, each with sequences of its own: of a plan, the devices of a stage of several replicas
@@ -8,23 +8,16 @@ groups, each with sequences of its own: of a plan, the devices of a stage of sev
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.errors import InputError
-from hexiopt.exports.formats import ImportedPlan, Refuse, stage_name
+from hexiopt.exports.formats import ImportedPlan
+from hexiopt.exports.layout import expert_counts
 from hexiopt.exports.settings import FileSettings
-from hexiopt.plan.parallelism import Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.parallelism import TensorParallel
+from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.problem import Problem
 
 NO_FURTHER_LAYERS = (
     "trains no layers that predict further tokens; plan without them, as by model.num_nextn_predict_layers=0"
 )
-
-
-def expert_counts(model: ModelSpec) -> set[int]:
-    """The numbers of experts that layers have."""
-    return {kind.experts.count for kind in model.kinds if kind.experts is not None}
 
 
 def divides_layers(model: ModelSpec, tp: int) -> bool:
@@ -41,68 +34,6 @@ def divides_layers(model: ModelSpec, tp: int) -> bool:
         if kind.experts is not None:
             sizes += kind.experts.shared, kind.experts.count
     return all(size % tp == 0 for size in sizes)
-
-
-# ----------------------------------------------------------------------------- from plans
-
-
-def replicas_apart(problem: Problem, plan: Plan, refuse: Refuse) -> tuple[Plan, int]:
-    """The plan with the replicas that share experts as replicas that take their samples by themselves, and the EP
-    degree, 1 where the model has no experts.
-
-    Raises InputError where stages differ in the degree, or experts do not divide by it.
-    """
-    if not problem.model.shares_experts:
-        return plan, 1
-    plan = PlanPricer(problem).with_degrees(plan)
-    stages = [(p, s, stage) for p, pipeline in enumerate(plan.pipelines) for s, stage in enumerate(pipeline.stages)]
-    ep = len(stages[0][2].parallelism.executors[0])
-    for p, s, stage in stages:
-        if isinstance(stage.parallelism, SequenceParallel):
-            refuse(f"{stage_name(p, s)} has a sequence layout", "space.sequence=false")
-        for devices in stage.parallelism.executors:
-            if len(devices) != ep:
-                what = f"{stage_name(p, s)} shares experts among {len(devices)} devices, another among {ep}"
-                refuse(what, "space.uneven_tp=false")
-    if any(count % ep for count in expert_counts(problem.model)):
-        counts = " or ".join(map(str, sorted(expert_counts(problem.model))))
-        refuse(f"{ep} devices share {counts} experts, which they cannot divide evenly", "constraints.max_tp")
-    degrees = {_degree(stage.parallelism) for _, _, stage in stages}
-    if len(degrees) > 1:
-        raise InputError(
-            f"export.format: stages share experts among {ep} devices of TP degrees "
-            f'{" and ".join(map(str, sorted(degrees)))}, where one for all can be written; state one "degree" for all '
-            "stages in the plan file, and price it again"
-        )
-    return replace(plan, pipelines=tuple(map(_apart, plan.pipelines))), ep
-
-
-def _degree(parallelism: StageParallelism) -> int:
-    return len(parallelism.parameter_copies[0])
-
-
-def _apart(pipeline: Pipeline) -> Pipeline:
-    size = pipeline.micro_batch_size
-    stages = tuple(replace(stage, parallelism=_replicas(stage.parallelism, size)) for stage in pipeline.stages)
-    return replace(pipeline, stages=stages)
-
-
-def _replicas(parallelism: StageParallelism, size: int) -> StageParallelism:
-    """The replicas of a group of devices as such, between which the `size` sequences of a micro-batch are divided."""
-    if not isinstance(parallelism, TensorParallel) or parallelism.num_replicas == 1:
-        return parallelism
-    samples = size // parallelism.num_replicas
-    return Replicated(tuple(Replica(devices, samples) for devices in parallelism.parameter_copies))
-
-
-def group_note(ep: int, tp: int) -> str:
-    """The note on whose batch an EP group has."""
-    if ep == tp:
-        return f"EP {ep}: the ranks of a TP group share experts, and a batch, as planned"
-    return f"EP {ep}: {ep // tp} replicas of TP {tp} share experts, each with a batch of its own, as planned"
-
-
-# ----------------------------------------------------------------------------- to plans
 
 
 def expert_degree(settings: FileSettings, key: str, model: ModelSpec, *, ep: int, tp: int, shard: int) -> int:

@@ -68,7 +68,8 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
             if isinstance(stage.parallelism, ExpertParallel):
-                trainer.refuse(f"{stage_name(p, s)} states the experts of each device", "space.uneven_experts=false")
+                what = f"{trainer.name} cannot express the plan: {stage_name(p, s)} states the experts of each device"
+                raise InputError(f"export.format: {what}; plan with space.uneven_experts=false")
     wrong = trainer.unsuitable(problem)
     if wrong is not None:
         raise InputError(f"export.format: {trainer.name}: {wrong}")

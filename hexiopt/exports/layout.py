@@ -13,6 +13,7 @@ from hexiopt.errors import InputError
 from hexiopt.exports.formats import Refuse, stage_name
 from hexiopt.plan.parallelism import Replica, Replicated, SequenceParallel, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_groups
 from hexiopt.problem.workload import JOINED
@@ -127,7 +128,8 @@ class JobLayout:
         """A note on batches of replicas that share experts, where there are such."""
         if all(stage.cell <= 1 for stage in self.stages):
             return ()
-        what = "each replica has a batch of its own, also those that share experts"
+        degrees = "/".join(map(str, sorted({stage.expert_devices for stage in self.stages})))
+        what = f"EP {degrees}: each replica has a batch of its own, also those that share experts"
         sizes = {self.micro_batch_size // stage.dp for stage in self.stages}
         plan = self.micro_batch_size // self.stages[0].copies
         return (f"{what}: micro-batches of {' and '.join(map(str, sorted(sizes)))} where the plan has {plan}",)
@@ -224,6 +226,28 @@ def check_cells(layout: JobLayout) -> None:
         if (stage.cell > 1 or first.cell > 1) and (stage.tp, stage.cell) != (first.tp, first.cell):
             what = f"stage {s} shares experts by {max(1, stage.cell)}×{stage.tp}, stage 0 by {max(1, first.cell)}"
             raise InputError(f"export.format: {what}×{first.tp}; {EQUAL_CELLS}")
+
+
+def expert_counts(model: ModelSpec) -> set[int]:
+    """The numbers of experts that layers have."""
+    return {kind.experts.count for kind in model.kinds if kind.experts is not None}
+
+
+def check_experts(model: ModelSpec, stages: Sequence[LayoutStage]) -> None:
+    """Raise InputError where the devices of a stage cannot hold equally many experts."""
+    for s, stage in enumerate(stages):
+        if others := [count for count in expert_counts(model) if count % stage.expert_devices]:
+            what = f"{stage_name(0, s)} shares {others[0]} experts among {stage.expert_devices} devices"
+            raise InputError(
+                f"export.format: {what}, which cannot hold equally many; plan with another constraints.max_tp"
+            )
+
+
+def devices_of_experts(problem: Problem, grid: JobLayout) -> int:
+    """The devices that share the experts of a stage of a grid, 1 where the model has none. Raises InputError where they
+    cannot hold equally many."""
+    check_experts(problem.model, grid.stages)
+    return grid.stages[0].expert_devices if problem.model.shares_experts else 1
 
 
 def chain_of(plan: Plan, refuse: Refuse) -> JobLayout:

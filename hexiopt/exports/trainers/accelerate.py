@@ -24,8 +24,6 @@ from hexiopt.exports.expert_groups import (
     NO_FURTHER_LAYERS,
     divides_layers,
     expert_degree,
-    group_note,
-    replicas_apart,
     with_expert_groups,
 )
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
@@ -33,6 +31,7 @@ from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, 
 from hexiopt.exports.layout import (
     BlockRecompute,
     JobLayout,
+    devices_of_experts,
     grid_of,
     note_lines,
     schedule_of,
@@ -251,7 +250,6 @@ def _by_model(problem: Problem, grid: JobLayout, degrees: tuple[int, int, int], 
     notes = (
         f"Accelerate shards nothing: load your model, in FP32, by {MODELS_TARGET}, whose from_pretrained takes "
         f"distributed_config={_MODEL}({sizes})",
-        *(group_note(ep, tp),) * (ep > 1),
         *("gradients are reduced in float32, 4 bytes where the plan was priced with 2",)
         * (mixed and workload.gradient_bytes == 2),
         *("experts are chosen by the router, where the plan was priced with workload.routing=forced",)
@@ -315,9 +313,8 @@ class AccelerateFormat(Trainer):
             if len(pipeline.stages) > 1:
                 refuse(f"{stage_name(p, 1)} is a second stage", "constraints.num_stages=1")
         schedule_of(plan, self.schedules, refuse)
-        apart, ep = replicas_apart(problem, plan, refuse)
-        experts = problem.model.shares_experts
-        grid, zero = grid_of(apart, refuse), zero_stage(plan, (3,) if experts else (3, 2), refuse)
+        experts, grid = problem.model.shares_experts, grid_of(plan, refuse)
+        ep, zero = devices_of_experts(problem, grid), zero_stage(plan, (3,) if experts else (3, 2), refuse)
         tp, policy = uniform_tp(problem, grid, self.takes_tp, refuse), uniform_policy(grid, refuse)
         self.check_precision(problem)
         write = _by_model if experts else _by_accelerate

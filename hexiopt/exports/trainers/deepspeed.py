@@ -18,8 +18,6 @@ from hexiopt.exports.expert_groups import (
     NO_FURTHER_LAYERS,
     divides_layers,
     expert_degree,
-    group_note,
-    replicas_apart,
     with_expert_groups,
 )
 from hexiopt.exports.file_jobs import FileJob, import_job
@@ -27,6 +25,7 @@ from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, 
 from hexiopt.exports.layout import (
     BlockRecompute,
     JobLayout,
+    devices_of_experts,
     grid_of,
     schedule_of,
     uniform_policy,
@@ -135,7 +134,6 @@ def _with_experts(workload: Workload, ep: int, tp: int, policy: str) -> _Parts:
         keys["tensor_parallel"] = {"autotp_size": tp}
     notes = (
         f"the model is your script's, of transformers: AutoEP knows {_AUTO_EP}, and others by patterns",
-        *(group_note(ep, tp),) * (ep > 1),
         *("AutoTP has no sequence parallelism, with which the plan was priced",)
         * (tp > 1 and workload.sequence_parallel),
         *("recompute is the model's: call its gradient_checkpointing_enable()",) * (policy == "full"),
@@ -188,8 +186,8 @@ class DeepSpeedFormat(Trainer):
     def write(self, problem: Problem, plan: Plan) -> Program:
         refuse, workload = self.refuse, problem.workload
         schedule_of(plan, self.schedules, refuse)
-        apart, ep = replicas_apart(problem, plan, refuse)
-        grid = grid_of(apart, refuse)
+        grid = grid_of(plan, refuse)
+        ep = devices_of_experts(problem, grid)
         tp, policy = uniform_tp(problem, grid, self.takes_tp, refuse), uniform_policy(grid, refuse)
         self.check_precision(problem)
         if problem.model.shares_experts:

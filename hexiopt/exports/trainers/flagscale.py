@@ -109,7 +109,7 @@ def _system(problem: Problem, chain: JobLayout, zero: int, refuse: Refuse) -> Se
         "hetero_current_device_type": _LABEL,
     }
     if shares:
-        arguments = expert_arguments(problem, chain.stages, FlagScaleFormat.name)
+        arguments = expert_arguments(problem, chain.stages)
         settings |= {key.replace("-", "_"): int(texts[0]) if texts else True for key, texts in arguments.items()}
         settings[f"{_EXPERT_TP}_per_process_mesh"] = [1] * (len(meshes) // 5)
     return settings | _recompute(chain, refuse)

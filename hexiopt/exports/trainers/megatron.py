@@ -10,13 +10,14 @@ from dataclasses import replace
 
 from hexiopt.errors import InputError
 from hexiopt.exports.file_jobs import FileJob, import_job
-from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, stage_name
+from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import (
     UNIFORM_RECOMPUTE,
     BlockRecompute,
     JobLayout,
     LayoutStage,
     block_recompute,
+    check_experts,
     grid_of,
     note_lines,
     schedule_of,
@@ -70,7 +71,7 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     if tp > 1 and problem.workload.sequence_parallel:
         arguments["sequence-parallel"] = []
     if model.shares_experts:
-        arguments |= expert_arguments(problem, grid.stages, trainer.name)
+        arguments |= expert_arguments(problem, grid.stages)
     if hybrid:
         arguments["hybrid-layer-pattern"] = [hybrid_pattern(model, grid.parts)]
     elif grid.num_stages > 1:
@@ -98,22 +99,17 @@ def plan_arguments(problem: Problem, plan: Plan, trainer: Trainer) -> tuple[Argu
     return arguments, grid, orders[order]
 
 
-def expert_arguments(problem: Problem, stages: Sequence[LayoutStage], trainer: str) -> Arguments:
+def expert_arguments(problem: Problem, stages: Sequence[LayoutStage]) -> Arguments:
     """The arguments by which devices share experts, each with whole ones; degrees of the first stage.
 
     Raises InputError where the devices of a stage do not divide the experts, and for TP without sequence parallelism,
     which the program refuses beside experts (`moe_layer.py`).
     """
-    counts = {kind.experts.count for kind in problem.model.kinds if kind.experts is not None}
-    for s, stage in enumerate(stages):
-        if others := [count for count in counts if count % stage.expert_devices]:
-            rule = f"give each device equally many of {others[0]} experts by constraints.max_tp"
-            what = f"{stage_name(0, s)} shares experts among {stage.expert_devices} devices"
-            raise InputError(f"export.format: {trainer} cannot express the plan: {what}; {rule}")
+    check_experts(problem.model, stages)
     if any(stage.tp > 1 for stage in stages) and not problem.workload.sequence_parallel:
         raise InputError(
-            f"export.format: {trainer} has experts beside tensor parallelism only with sequence parallelism; plan with "
-            "workload.sequence_parallel=true, or constraints.max_tp=1"
+            "export.format: Megatron-LM has experts beside tensor parallelism only with sequence parallelism; plan "
+            "with workload.sequence_parallel=true, or constraints.max_tp=1"
         )
     forced: Arguments = {"moe-router-force-load-balancing": []} if problem.workload.routing == "forced" else {}
     return {

@@ -14,9 +14,9 @@ from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers, group_note, replicas_apart
+from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers
 from hexiopt.exports.formats import EVEN, Program, Trainer, divides_model_and_sequence
-from hexiopt.exports.layout import grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
+from hexiopt.exports.layout import devices_of_experts, grid_of, schedule_of, uniform_policy, uniform_tp, zero_stage
 from hexiopt.exports.trainer_schedules import TRAINER_SCHEDULES
 from hexiopt.exports.trainers.torch_lists import TorchLists, torch_lists
 from hexiopt.exports.trainers.torchtitan_models import MODELS, TitanModel, model_with_shape_of
@@ -141,8 +141,8 @@ class TorchTitanFormat(Trainer):
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         refuse, model = self.refuse, problem.model
-        apart, ep = replicas_apart(problem, plan, refuse)
-        grid = grid_of(apart, refuse)
+        grid = grid_of(plan, refuse)
+        ep = devices_of_experts(problem, grid)
         tp, policy = uniform_tp(problem, grid, _takes_tp, refuse), uniform_policy(grid, refuse)
         schedule = schedule_of(plan, self.schedules, refuse)
         zero, precision = zero_stage(plan, (2, 3, 0), refuse), problem.workload.precision
@@ -187,7 +187,6 @@ class TorchTitanFormat(Trainer):
             )
         notes += (
             _model_note(titan),
-            *(group_note(ep, tp),) * (ep > 1),
             *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
         )
         text = _text(values, policy, notes, lists is not None, titan)

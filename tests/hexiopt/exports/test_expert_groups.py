@@ -57,7 +57,7 @@ def test_ranks_share_experts_and_tp_as_devices_do_in_the_plan(name: str) -> None
         of_stage = batched(program.devices, len(program.devices) // degrees["stages"])
         for s, devices in enumerate(of_stage):
             assert set(devices) == {d for pipeline in plan.pipelines for d in pipeline.stages[s].devices}
-        assert (f"EP {degrees['ep']}: " in " ".join(program.notes)) == (degrees["ep"] > 1)
+        assert (f"EP {degrees['ep']}: " in " ".join(program.notes)) == (degrees["ep"] > degrees["tp"])
 
 
 @pytest.mark.filterwarnings("ignore")

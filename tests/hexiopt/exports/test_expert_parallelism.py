@@ -126,9 +126,13 @@ def problem_of(plan: Plan, model: ModelSpec = QWEN, **workload: Any) -> Problem:
         (
             "torchtitan",
             plan_of((4, 2), (8, 2), zero=0),
-            "shares experts among 8 devices, another among 4.*uneven_tp=false",
+            "has TP degree 8 and 1 replicas, that of pipeline 0 has 4 and 1.*uneven_structure=false",
         ),
-        ("deepspeed", plan_of((4, 2), (4, 1), zero=1), 'TP degrees 1 and 2, where one for all.*one "degree"'),
+        (
+            "deepspeed",
+            plan_of((4, 2), (4, 1), zero=1),
+            'experts by 4×1, that of pipeline 0 by 2×2; state one "degree"',
+        ),
         ("torchtitan", plan_of((4, 2), zero=0), "share experts and shard nothing else.*optimizer_sharding=2"),
         ("deepspeed", plan_of((4, 2), zero=3), "shards with ZeRO-3.*optimizer_sharding=1"),
         ("accelerate", plan_of((4, 2)), "shards with ZeRO-2.*optimizer_sharding=3"),
@@ -141,7 +145,7 @@ def test_plans_that_a_trainer_cannot_say_are_refused(name: str, plan: Plan, refu
 
 def test_experts_that_devices_cannot_hold_equally_many_of_are_refused() -> None:
     plan = plan_of((6, 1), size=6, layers=6)
-    with pytest.raises(InputError, match="6 devices share 16 experts, which they cannot divide evenly"):
+    with pytest.raises(InputError, match="shares 16 experts among 6 devices, which cannot hold equally many"):
         write_program(problem_of(plan, EQUAL), plan, TRAINERS["deepspeed"])
 
 
