@@ -242,7 +242,9 @@ class _ColumnStages:
         head_s = np.where(after == 0, types.head_forward_s[self._row], 0.0)
         forward_s = np.concatenate([chain.forward_s for chain in chains])
         ahead = np.concatenate([chain.ahead for chain in chains])
-        self._ahead_s = ahead * (types.forward_s[1, 1][self._row, -(-self._n // least)] + head_s)  # of its longest range
+        self._ahead_s = ahead * (
+            types.forward_s[1, 1][self._row, -(-self._n // least)] + head_s
+        )  # of its longest range
         split = np.array([chain.shape.split for chain in chains])[self._column]
         late_s = np.where(split, types.late_s[self._row], 0.0)
         shortest_s = (self._n // most) * (types.layer_s[self._row] - late_s)

@@ -66,7 +66,8 @@ class StageGrid:
         """The grid whose pipelines share experts, so many neighbours each, which become one pipeline of replicas."""
         starts = range(0, self.width, replicas)
         stages = tuple(
-            tuple(tuple(d for group in groups[k : k + replicas] for d in group) for k in starts) for groups in self.stages
+            tuple(tuple(d for group in groups[k : k + replicas] for d in group) for k in starts)
+            for groups in self.stages
         )
         return StageGrid(stages, self.tp)
 

@@ -8,7 +8,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations, product
+from itertools import combinations, permutations
 from operator import itemgetter
 
 from hexiopt.bounds.stage_cells import shares_across
@@ -136,7 +136,9 @@ def _grids(problem: Problem) -> Iterator[_Grid]:
     for m, devices in problem.usable_by_machine.items():
         types.setdefault(machines[m].gpu.type_name, []).append(devices)
     names = sorted(types, key=lambda name: -sum(map(len, types[name])))[:_TYPES]
-    orders = [order for n in range(1, len(names) + 1) for some in combinations(names, n) for order in permutations(some)]
+    orders = [
+        order for n in range(1, len(names) + 1) for some in combinations(names, n) for order in permutations(some)
+    ]
     sizes, most = problem.space.micro_batch_sizes(batch), max(map(len, problem.usable_by_machine.values()))
     for degree in problem.space.allowed_tp(most):
         for replicas in sizes[1:]:

@@ -135,9 +135,7 @@ class TpGroups:
             for tp in degrees
         ]
 
-    def fastest_across(
-        self, machine: int, machines: Iterable[int], degree: int, replicas: int, count: int
-    ) -> TpGroup:
+    def fastest_across(self, machine: int, machines: Iterable[int], degree: int, replicas: int, count: int) -> TpGroup:
         """A class at least as fast as any group of `replicas`, each of `degree` devices, that share experts over
         `count` of `machines`, with the GPU of `machine`."""
         specs = [self._cluster.machines[m] for m in machines]
