@@ -3,10 +3,10 @@
 The loop (`loop/`) walks over candidates of the compiled cost model on any number of threads; what its arrays do not say
 follows by exact prices. Where the plan space has sequence layouts, joint planning (`sequence/planning.py`) chooses
 between a layout and tensor parallelism stage by stage. Plans whose replicas share experts over machines, which the
-arrays do not say, are tried before (`heuristics/shared_experts.py`). Under another pricer than ours the loop only gives starts, and
-where its arrays do not speak for the problem (`compiled/support.py`), or no candidate of theirs fits, rules do: these
-are annealed as partitions (`heuristics/local_search.py`). On few GPUs the last part of the budget proves how good the
-plan is (`proof/`). Where steps are limited the plan depends on these and the seed, not on cores.
+arrays do not say, are tried before (`heuristics/shared_experts.py`). Under another pricer than ours the loop only gives
+starts, and where its arrays do not speak for the problem (`compiled/support.py`), or no candidate of theirs fits, rules
+do: these are annealed as partitions (`heuristics/local_search.py`). On few GPUs the last part of the budget proves how
+good the plan is (`proof/`). Where steps are limited the plan depends on these and the seed, not on cores.
 """
 
 import random

@@ -48,7 +48,7 @@ class StageTypes:
         self.machine_devices: Floats = np.array([len(devices[same[0]]) for same in kinds.values()], float)
         sizes = space.micro_batch_sizes(self.global_batch)
         shares = range(1, sizes[-1] + 1) if space.replicas else sizes
-        rows, memory = _pareto_rows(
+        rows, times, memory = _pareto_rows(
             model,
             on_time,
             [
@@ -74,7 +74,6 @@ class StageTypes:
         self._policies = recompute_policies(workload)
         self._windows = Windows(problem.model)
         self.several_kinds = len(Windows.kinds_of(problem.model)) > 1
-        times = np.array([[row.layer_s(model, policy) for policy in self._policies] for row in rows])
         self._forward_s = times[:, :, 0].min(axis=1)  # [types, model's kinds]
         self._policy_s = self._forward_s[:, None] + times[:, :, 1]  # [types, policies, model's kinds]
         self.layer_s: Floats = self._policy_s.min(axis=(1, 2))
@@ -240,10 +239,9 @@ class _Row:
         pairs = [(i, j) for i in range(self.machine.num_gpus) for j in range(i)]
         return max((self.machine.pair_bandwidth(i, j) for i, j in pairs), default=0.0)
 
-    def layer_s(self, model: PlanPricer, policy: str) -> Floats:
+    def layer_s(self, model: PlanPricer, policy: str, kinds: Sequence[int]) -> Floats:
         """Least forward and backward seconds of a layer of each of the model's kinds [2, kinds], under ZeRO-2 and 3 no
         less than those of its rings, and of the fastest kind: there prices know mean layers."""
-        kinds = Windows.kinds_of(model.problem.model)
         of_kind = np.array([model.stages.layer_s(self.tp_group, self.share, policy, kind) for kind in kinds]).T
         forward_s, backward_s = of_kind
         if self.holders.sharding <= 1:
@@ -272,45 +270,47 @@ class _Row:
         # So it is, too, where launches take longer than what they launch, in this ring or in all.
         return max(model.stages.layer_weights_s(self.tp_group, self.share), model.framework.layer_host_s)
 
-    def bytes(self, model: PlanPricer, last: bool) -> list[float]:
+    def bytes(self, model: PlanPricer, last: bool, kinds: Sequence[int]) -> list[float]:
         """Memory left by constant parts, and bytes per micro-batch in flight; for each policy the bytes that it needs
         once; then, for each of the model's kinds, bytes per layer, and for each policy per layer and micro-batch."""
         memory, holders = model.stages.memory_model(self.tp_group, self.share), self.holders
         policies = recompute_policies(model.problem.workload)
-        kinds = Windows.kinds_of(model.problem.model)
         growth = _Growth(memory, kinds, last, StateSharding(holders.sharding, holders.most), policies)
         free = self.tp_group.gpu.usable_memory_bytes - growth.fixed
         return [free, growth.held, *growth.once, *chain.from_iterable(growth.kinds)]
 
 
-def _pareto_rows(model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[_Row]) -> tuple[list[_Row], Floats]:
-    """The rows that are not dominated in time and memory by another that differs only in its holders; and the `bytes`
-    of each as an inner stage and as a last one [2, rows, ...].
+def _pareto_rows(
+    model: PlanPricer, on_time: Callable[[], bool], rows: Sequence[_Row]
+) -> tuple[list[_Row], Floats, Floats]:
+    """The rows that are not dominated in time and memory by another that differs only in its holders, or in the TP
+    degree of as many devices; the `layer_s` of each [rows, policies, 2, model's kinds], and its `bytes` as an inner
+    stage and as a last one [2, rows, ...].
 
     Without lockstep, a stage may be the only one with its layers, or synchronise gradients at the end.
     """
-    policies = recompute_policies(model.problem.workload)
-    less_room = np.array(
-        [-1, *[1] * (1 + len(policies) + len(Windows.kinds_of(model.problem.model)) * (1 + len(policies)))]
-    )
-    comparable: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats]]] = {}
+    policies, kinds = recompute_policies(model.problem.workload), Windows.kinds_of(model.problem.model)
+    less_room = np.ones(2 + len(policies) + len(kinds) * (1 + len(policies)))
+    less_room[0] = -1.0
+    comparable: dict[tuple[object, ...], list[tuple[_Row, Floats, Floats, Floats]]] = {}
     for row in rows:
         if not on_time():
             raise OutOfTimeError
-        seconds = np.array([row.layer_s(model, policy) for policy in policies]).ravel()
-        memory = np.array([row.bytes(model, last) for last in (False, True)])
+        seconds = np.array([row.layer_s(model, policy, kinds) for policy in policies])
+        memory = np.array([row.bytes(model, last, kinds) for last in (False, True)])
         tail = row.holders.most == 1 or row.holders.sharding <= 1
         late = row.holders.sharding >= 2  # no stage of the other kind can replace it
-        group = row.tp_group
+        group, head = row.tp_group, model.stages.ends_s(row.tp_group, row.share)[1]
         same = row.kind, group.tp, group.machines > 1, row.share, row.holders.lockstep, late
         rivals = comparable.setdefault(same, [])
-        head = model.stages.ends_s(group, row.share)[1]
-        value = np.concatenate([seconds, [head.forward_s, head.backward_s], (memory * less_room).ravel(), [tail]])
-        if not any((other <= value).all() for _, _, other in rivals):
-            rivals[:] = [rival for rival in rivals if not (value <= rival[2]).all()]
-            rivals.append((row, memory, value))
+        ends = [head.forward_s, head.backward_s, tail]
+        value = np.concatenate([seconds.ravel(), ends, (memory * less_room).ravel()])
+        if not any((other <= value).all() for *_, other in rivals):
+            rivals[:] = [rival for rival in rivals if not (value <= rival[3]).all()]
+            rivals.append((row, seconds, memory, value))
     front = [rival for rivals in comparable.values() for rival in rivals]
-    return [row for row, _, _ in front], np.stack([memory for _, memory, _ in front], axis=1)
+    left, times, memories, _ = zip(*front, strict=True)
+    return list(left), np.stack(times), np.stack(memories, axis=1)
 
 
 def _sync_s(model: PlanPricer, rows: Sequence[_Row], examples: Sequence[Machine]) -> tuple[Floats, Floats]:
@@ -360,7 +360,7 @@ class _Growth:
     def __init__(
         self,
         memory: MemoryModel,
-        kinds: tuple[int, ...],
+        kinds: Sequence[int],
         last: bool,
         shards: StateSharding,
         policies: tuple[str, ...],
@@ -375,15 +375,16 @@ class _Growth:
         base = 3  # number of layers above which ZeRO-3 does not gather more of them at once
         first, one_policy = kinds[0], policies[0]
         self.held = total(0, one_policy, 1, first) - total(0, one_policy, 0, first)
-        self.kinds, beside = list[list[float]](), {policy: list[float]() for policy in policies}
+        self.kinds, constant = list[list[float]](), {policy: list[float]() for policy in policies}
         for kind in kinds:
             layer = total(base + 1, one_policy, 0, kind) - total(base, one_policy, 0, kind)
             stored = [total(base + 1, p, 1, kind) - total(base, p, 1, kind) - layer for p in policies]
             self.kinds.append([layer, *stored])
-            for policy, least in beside.items():
-                # With fewer layers than `base`, less is gathered; the lower of all lines is valid for all.
-                fewer = 0 if len(memory.of_kind) == 1 else 1
-                least.append(total(base, policy, 0, kind) - base * layer)
-                least.append(total(fewer, policy, 0, kind) - fewer * layer)
-        self.fixed = min(map(min, beside.values()))
-        self.once = [max(0.0, min(beside[policy]) - self.fixed) for policy in policies]
+            # With fewer layers than `base`, less is gathered; the lower of both lines is valid for all.
+            fewer = 0 if len(memory.of_kind) == 1 else 1
+            whole = total(base, one_policy, 0, kind)
+            less = min(0.0, total(fewer, one_policy, 0, kind) - fewer * layer - (whole - base * layer))
+            for policy, least in constant.items():
+                least.append(total(base, policy, 0, kind) - base * layer + less)
+        self.fixed = min(map(min, constant.values()))
+        self.once = [max(0.0, min(constant[policy]) - self.fixed) for policy in policies]

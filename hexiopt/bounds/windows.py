@@ -15,9 +15,9 @@ class Windows:
     """
 
     def __init__(self, model: ModelSpec) -> None:
-        found, depth = np.unique(np.array(model.depth), return_inverse=True)
-        self._several, self._num_layers = len(found) > 1, model.num_layers
-        before = np.concatenate([np.zeros((1, len(found))), np.cumsum(np.eye(len(found))[depth], axis=0)])
+        kinds, depth = np.unique(np.array(model.depth), return_inverse=True)
+        self._several, self._num_layers = len(kinds) > 1, model.num_layers
+        before = np.concatenate([np.zeros((1, len(kinds))), np.cumsum(np.eye(len(kinds))[depth], axis=0)])
         counts = [np.unique(before[n:] - before[:-n], axis=0) for n in range(1, model.num_layers + 1)]
         self._counts = np.concatenate(counts)
         self._starts = np.cumsum([0, *map(len, counts[:-1])])
@@ -33,12 +33,12 @@ class Windows:
         if not self._several:
             return np.asarray(values * n)
         sums = np.minimum.reduceat(values @ self._counts.T, self._starts, axis=-1)
-        one = np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)
+        in_one = np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)
         if most_ranges == 1:
-            return one
-        best = np.full(one.shape, np.inf)
+            return in_one
+        best = np.full(in_one.shape, np.inf)
         for ranges in range(least_ranges, min(most_ranges, self._num_layers) + 1):
             length, longer = np.divmod(n, ranges)
             longest = np.minimum(length + 1, self._num_layers)
-            best = np.minimum(best, longer * one[..., longest] + (ranges - longer) * one[..., length])
+            best = np.minimum(best, longer * in_one[..., longest] + (ranges - longer) * in_one[..., length])
         return best

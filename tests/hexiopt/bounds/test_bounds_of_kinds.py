@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -33,10 +34,8 @@ MET = 20_000  # to choose them from
 def some_plans(problem: Problem, rng: random.Random) -> list[Plan]:
     """Of the first plans that an oracle makes, some."""
     plans = list[Plan]()
-    try:
+    with suppress(TooManyError):
         plans += itertools.islice(every_plan(problem, 3 * MET), MET)
-    except TooManyError:
-        pass
     return plans if len(plans) <= SOME else rng.sample(plans, SOME)
 
 

@@ -33,8 +33,8 @@ def three_machines(**more: object) -> Problem:
 
 
 def allowed(problem: Problem, machines: tuple[int, ...], tp: int) -> set[StageGrid]:
-    """By Megatron-LM's ranks, in the order tp-ep-dp-pp: a stage is world / PP ranks in a row; expert-parallel groups are
-    EP of these in a row, and EP divides them and the experts. Without them, also tp-pp-dp."""
+    """By Megatron-LM's ranks, in the order tp-ep-dp-pp: a stage is world / PP ranks in a row, expert-parallel groups
+    are EP of these in a row, and EP divides them and the experts. Without such groups, also tp-pp-dp."""
     ranks = [d for m in machines for d in problem.usable_by_machine[m]]
     found, layers, batch = set[StageGrid](), problem.model.num_layers, problem.workload.global_batch
     for pp in range(1, layers + 1):
@@ -104,7 +104,7 @@ def _sharing(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
     has no such plan."""
     count, size = len(plan.pipelines), plan.pipelines[0].micro_batch_size
     tp = plan.pipelines[0].stages[0].tp
-    able = [n for n in range(1, count + 1) if (count % n == 0 and n == 1) or (count % n == 0 and 24 % (tp * n) == 0)]
+    able = [n for n in range(1, count + 1) if count % n == 0 and (n == 1 or 24 % (tp * n) == 0)]
     replicas, pipelines = rng.choice(able), []
     if size * replicas not in problem.space.micro_batch_sizes(problem.workload.global_batch):
         return None
