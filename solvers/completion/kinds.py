@@ -17,13 +17,15 @@ from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import InFlight, stages_in_flight
+from solvers.core.zero import LOCKSTEP
 
 _NO_TIME_S = 1e-12
 _BISECTIONS = 20  # the bottleneck is known to a millionth of what it was
 
 
 def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
-    """`plan` with its layers split by their kinds; None where nothing would change, or no split fits memory."""
+    """`plan` with its layers split by their kinds; None where nothing would change, or no split fits memory, or where
+    pipelines must have the same layers and would not."""
     problem = stages.problem
     if not problem.space.uneven_layers or any(pipeline.num_chunks > 1 for pipeline in plan.pipelines):
         return None
@@ -34,6 +36,9 @@ def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
         if split is None:
             return None
         pipelines.append(split)
+    together = plan.sharding.stage >= LOCKSTEP or not problem.space.uneven_structure
+    if together and len({tuple([stage.layers for stage in pipeline.stages]) for pipeline in pipelines}) > 1:
+        return None
     return None if tuple(pipelines) == plan.pipelines else replace(plan, pipelines=tuple(pipelines))
 
 

@@ -141,9 +141,9 @@ class MemoryModel:
         for layer, its_shard in zip(layers, shards, strict=True):
             attention, experts, rows = layer.kind.attention, layer.kind.experts, 0.0
             if experts is not None:
-                own, devices = sharing.on_device(experts, tp)
-                rows = expert_rows(own, workload, devices, micro_batch_size)
-                layer = model.layer_of(layer.kind.with_experts(own))
+                held, devices = sharing.on_device(experts, tp)
+                rows = expert_rows(held, workload, devices, micro_batch_size)
+                layer = model.layer_of(layer.kind.with_experts(held))
             its_share = replace(
                 share,
                 heads=float(its_shard.heads),
