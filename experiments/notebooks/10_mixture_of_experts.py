@@ -153,9 +153,9 @@ print(f"cut by columns: {columns.objective / plan.objective:.2f} times the step 
 hx.plot.bars(step_s, unit="step time (s)").figure
 
 # %% [markdown]
-# The difference depends on the links. Behind NVLink copies of tokens are cheap and whole experts compute best; between
-# GPUs that share PCIe, four copies of a token may take longer than the narrower products do. Measured on six clusters
-# and six models: [mixtures of experts on mixed clusters](../../docs/results/mixtures.md).
+# The difference depends on links and experts. Where links are fast whole experts compute best; where they are slow, or
+# experts are small and a token takes many, copies of tokens may take longer than the narrower products do. Measured on
+# six clusters and six models: [mixtures of experts on mixed clusters](../../docs/results/mixtures.md).
 #
 # ## To Megatron-LM
 #

@@ -88,9 +88,10 @@ def over(**rows: list[float]) -> pd.DataFrame:
 
 
 def test_claims_name_who_is_ahead() -> None:
-    assert claims(over(Metis=[1.5, 0.96], none=[float("nan")] * 2)) == [
-        "Metis: 1.20 × our step time (geometric mean of 2: 0.96 to 1.50).",
-        "Metis is ahead of ours for `x` on `b`: its step takes 4.0% less.",
+    assert claims(over(Metis=[1.5, 0.96], slow=[2.0, 2.0], none=[float("nan")] * 2)) == [
+        "Metis: 1.20 × our step time (geometric mean of 2: 0.96 to 1.50); ahead of ours in 1, most for `x` on `b`: its "
+        "step takes 4.0% less.",
+        "slow: 2.00 × our step time (geometric mean of 2: 2.00).",
     ]
 
 
