@@ -6,21 +6,29 @@ it, and bisection finds the least bottleneck at which the last stage reaches the
 Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning", section 3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from hexiopt.cost.context import PipelineContext, plan_context
-from hexiopt.cost.executors.executor import ExecutorCost
+from hexiopt.cost.executors.ranges import Floats, LayerRanges
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.memo import Memo
 from hexiopt.plan.holdings import sharding_groups
-from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.plan.plan import Pipeline, Plan
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, recompute_policies
-from hexiopt.schedules.in_flight import InFlight, stages_in_flight
+from hexiopt.schedules.in_flight import stages_in_flight
 from solvers.core.zero import LOCKSTEP
 
 _NO_TIME_S = 1e-12
-_BISECTIONS = 20  # the bottleneck is known to a millionth of what it was
+_BISECTIONS = 40  # the bottleneck is known to the last digits
+_ROUNDING = 1e-9  # share of a memory limit that is left free
+_MEMO_SIZE = 4096  # stages whose ranges are known
+
+_KNOWN: WeakKeyDictionary[StageModel, Memo[tuple[object, ...], "_Choices"]] = WeakKeyDictionary()
 
 
 def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
@@ -32,7 +40,7 @@ def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
     contexts = plan_context(plan, sharding_groups(plan, problem.cluster), stages)
     pipelines = list[Pipeline]()
     for pipeline, context in zip(plan.pipelines, contexts, strict=True):
-        split = _Splitter(pipeline, plan, context, stages).split()
+        split = _split(pipeline, plan, context, stages)
         if split is None:
             return None
         pipelines.append(split)
@@ -42,129 +50,160 @@ def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
     return None if tuple(pipelines) == plan.pipelines else replace(plan, pipelines=tuple(pipelines))
 
 
-@dataclass
-class _Splitter:
-    """Splits the layers of one pipeline."""
+def _split(pipeline: Pipeline, plan: Plan, context: PipelineContext, stages: StageModel) -> Pipeline | None:
+    """The pipeline with the least bottleneck; None where memory has no room for all layers."""
+    count, space = len(pipeline.stages), stages.problem.space
+    in_flight = stages_in_flight(plan.schedule, count, pipeline.num_micro_batches, 1, pipeline.depths)
+    known = _KNOWN.get(stages)
+    if known is None:
+        known = _KNOWN[stages] = Memo(lambda key: _Choices.of(stages, *key), _MEMO_SIZE)  # type: ignore[arg-type]
+    choices = []
+    for s, stage in enumerate(pipeline.stages):
+        copies = len(stage.parallelism.parameter_copies)
+        # By how many devices the states of each copy are spread at least.
+        holders = tuple([(min(of_copy),) for of_copy in context.sharding.holders(s, copies)])
+        place = StagePlace(s == 0, s == count - 1, in_flight[s], plan.sharding.stage)
+        policies = None if space.recompute_per_stage else stage.recompute
+        choices.append(known[stages.ranges_key(stage, pipeline.micro_batch_size), place, holders, policies])
+    ends = _least_bottleneck([each.seconds for each in choices])
+    if ends is None:
+        return None
+    split = [
+        replace(stage, layers=((first, end),), recompute=each.recompute(first, end))
+        for stage, each, first, end in zip(pipeline.stages, choices, [0, *ends[:-1]], ends, strict=True)
+    ]
+    return replace(pipeline, stages=tuple(split))
 
-    pipeline: Pipeline
-    plan: Plan
-    context: PipelineContext
-    stages: StageModel
 
-    def split(self) -> Pipeline | None:
-        """The pipeline with the least bottleneck; None where memory has no room for all layers."""
-        best, high_s = self._within(float("inf")), 0.0
-        if best is None:
+def _least_bottleneck(seconds: Sequence[Floats]) -> list[int] | None:
+    """Where the range of each stage ends so that the slowest, by `seconds` [stages][first, end], is as fast as can be;
+    None where some layers fit nowhere."""
+    best = _within(seconds, np.inf)
+    if best is None:
+        return None
+    low_s, high_s = 0.0, _slowest_s(seconds, best)
+    for _ in range(_BISECTIONS):
+        middle_s = 0.5 * (low_s + high_s)
+        ends = _within(seconds, middle_s)
+        if ends is None:
+            low_s = middle_s
+        else:
+            best, high_s = ends, _slowest_s(seconds, ends)
+        if high_s - low_s <= _ROUNDING * high_s:
+            break
+    return best
+
+
+def _within(seconds: Sequence[Floats], limit_s: float) -> list[int] | None:
+    """The longest ranges within `limit_s`, each stage in turn; None where layers are left."""
+    num_layers, count, end = seconds[0].shape[0] - 1, len(seconds), 0
+    ends = []
+    for s, table in enumerate(seconds):
+        most = num_layers - (count - s - 1)  # every later stage has a layer
+        fitting = np.flatnonzero(
+            (table[end, end + 1 : most + 1] <= limit_s) & np.isfinite(table[end, end + 1 : most + 1])
+        )
+        if not len(fitting):
             return None
-        high_s = max(self._seconds(s, stage) for s, stage in enumerate(best))
-        low_s = 0.0
-        for _ in range(_BISECTIONS):
-            middle_s = 0.5 * (low_s + high_s)
-            split = self._within(middle_s)
-            if split is None:
-                low_s = middle_s
-            else:
-                best, high_s = split, middle_s
-        return replace(self.pipeline, stages=tuple(best))
-
-    def _within(self, limit_s: float) -> list[Stage] | None:
-        """Stages of the longest ranges that fit memory within `limit_s`; None where layers are left."""
-        end, num_layers, count = 0, self.stages.problem.model.num_layers, len(self.pipeline.stages)
-        split = list[Stage]()
-        for s in range(count):
-            stage = self._longest(s, end, num_layers - (count - s - 1), limit_s)
-            if stage is None:
-                return None
-            split.append(stage)
-            end = stage.layers[0][1]
-        return split if end == num_layers else None
-
-    def _longest(self, s: int, start: int, most: int, limit_s: float) -> Stage | None:
-        """Stage s with the most layers from `start` on, up to layer `most`; None where not one is possible."""
-        low, high, best = start, most, None
-        while low < high:  # the longest possible range ends at or after `low`, no later than `high`
-            middle = min(high, max(low + 1, (low + high + 1) // 2))
-            stage = self._fastest(s, start, middle)
-            if stage is not None and self._seconds(s, stage) <= limit_s:
-                low, best = middle, stage
-            else:
-                high = middle - 1
-        return best
-
-    def _fastest(self, s: int, start: int, end: int) -> Stage | None:
-        """Stage s with layers `start` to `end` under the fastest recompute policies that fit; None where none do."""
-        policies, space = recompute_policies(self.stages.problem.workload), self.stages.problem.space
-        if not space.recompute_per_stage:
-            policies = self.pipeline.stages[s].recompute
-        candidates = [self._with(s, start, end, (policy,)) for policy in dict.fromkeys(policies)]
-        candidates.sort(key=lambda stage: self._seconds(s, stage))
-        fitting = [stage for stage in candidates if self._fits(s, stage)]
-        if not fitting:
-            return None
-        if not space.recompute_per_layer or not space.recompute_per_stage:
-            return fitting[0]
-        faster = candidates[: candidates.index(fitting[0])]  # some of whose layers may have a policy that fits
-        mixed = [self._least_recomputed(s, stage, other.recompute[0]) for stage in fitting for other in faster]
-        return min((fitting[0], *mixed), key=lambda stage: self._seconds(s, stage))
-
-    def _least_recomputed(self, s: int, stage: Stage, faster: str) -> Stage:
-        """`stage`, whose one policy fits, with that policy for as few layers as fit, the others under `faster`: first
-        for those of the kinds that free most bytes a second."""
-        start, end = stage.layers[0]
-        smaller = stage.recompute[0]
-        depth = self.stages.problem.model.depth
-        order = sorted(range(start, end), key=lambda n: -self._freed(s, faster, smaller)[depth[n]])
-
-        def mixed(count: int) -> Stage:
-            recomputed = set(order[:count])
-            each = [smaller if n in recomputed else faster for n in range(start, end)]
-            return self._with(s, start, end, tuple(each))
-
-        return mixed(_least(1, end - start, lambda count: self._fits(s, mixed(count))))
-
-    def _freed(self, s: int, faster: str, smaller: str) -> tuple[float, ...]:
-        """Bytes that a layer of each kind frees for a second more, where it has the policy `smaller` [kinds]."""
-        parallelism = self.pipeline.stages[s].parallelism
-        devices, samples = parallelism.executors[0], parallelism.samples(self.pipeline.micro_batch_size)[0]
-        group, model = self.stages.tp_group(devices), self.stages
-        freed = list[float]()
-        for kind, sizes in enumerate(model.memory_model(group, samples).of_kind):
-            seconds = [sum(model.layer_s(group, samples, policy, kind)) for policy in (faster, smaller)]
-            saved = sizes.layer_bytes(faster) - sizes.layer_bytes(smaller)
-            freed.append(saved / max(seconds[1] - seconds[0], _NO_TIME_S))
-        return tuple(freed)
-
-    def _with(self, s: int, start: int, end: int, recompute: Recompute) -> Stage:
-        return replace(self.pipeline.stages[s], layers=((start, end),), recompute=recompute)
-
-    def _seconds(self, s: int, stage: Stage) -> float:
-        return max(executor.forward_s + executor.backward_s for executor in self._price(s, stage))
-
-    def _fits(self, s: int, stage: Stage) -> bool:
-        return all(executor.excess_bytes <= 0 for executor in self._price(s, stage))
-
-    def _price(self, s: int, stage: Stage) -> Sequence[ExecutorCost]:
-        first, last = s == 0, s == len(self.pipeline.stages) - 1
-        at = StagePlace(first, last, self._in_flight[s], self.plan.sharding.stage)
-        return self.stages.executors(stage, self.pipeline.micro_batch_size, at, self._holders[s])
-
-    @cached_property
-    def _holders(self) -> list[tuple[tuple[float], ...]]:
-        """By how many devices the states of each copy are spread at least [stages][copies]."""
-        copies = [len(stage.parallelism.parameter_copies) for stage in self.pipeline.stages]
-        spread = [self.context.sharding.holders(s, count) for s, count in enumerate(copies)]
-        return [tuple([(min(of_copy),) for of_copy in of_stage]) for of_stage in spread]
-
-    @cached_property
-    def _in_flight(self) -> Sequence[InFlight]:
-        pipeline = self.pipeline
-        count, batches = len(pipeline.stages), pipeline.num_micro_batches
-        return stages_in_flight(self.plan.schedule, count, batches, 1, pipeline.depths)
+        end += int(fitting[-1]) + 1
+        ends.append(end)
+    return ends if end == num_layers else None
 
 
-def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The least number from `low` to `high` that `holds`, which `high` does, and all after the least."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+def _slowest_s(seconds: Sequence[Floats], ends: Sequence[int]) -> float:
+    return max(float(table[first, end]) for table, first, end in zip(seconds, [0, *ends[:-1]], ends, strict=True))
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The fastest recompute policies that fit each range of layers: `seconds` [first, end], infinite where none does,
+    and `way` [first, end], the number of a policy, or of a mixture."""
+
+    problem: Problem
+    ranges: LayerRanges
+    seconds: Floats
+    ways: Sequence["_Way"]
+    way: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+    @classmethod
+    def of(
+        cls,
+        stages: StageModel,
+        key: tuple[object, ...],
+        place: StagePlace,
+        holders: tuple[tuple[float, ...], ...],
+        policies: Recompute | None,
+    ) -> "_Choices":
+        """Of a stage; `policies`: those to which it is bound, if to any."""
+        problem = stages.problem
+        ranges = stages.ranges(
+            key, place, holders, tuple(dict.fromkeys(policies or recompute_policies(problem.workload)))
+        )
+        free = problem.space.recompute_per_layer and problem.space.recompute_per_stage
+        pairs = range(len(ranges.policies))
+        ways = [_Way(p, p) for p in pairs]
+        if free and len(ranges.bytes_of) == 1:
+            ways += [_Way(a, b) for a in pairs for b in pairs if a != b]
+        times = np.stack([way.seconds(ranges) for way in ways])
+        best = times.argmin(axis=0)
+        return cls(problem, ranges, np.take_along_axis(times, best[None], 0)[0], ways, best)
+
+    def recompute(self, first: int, end: int) -> Recompute:
+        """The policies of a range."""
+        way = self.ways[int(self.way[first, end])]
+        policies = self.ranges.policies
+        if way.smaller == way.faster:
+            return (policies[way.smaller],)
+        left = way.recomputed(self.ranges, self.ranges.counts[:, first : first + 1, end : end + 1])[:, 0, 0]
+        by_layer = []
+        for kind in self.problem.model.depth[first:end]:
+            by_layer.append(policies[way.smaller if left[kind] > 0 else way.faster])
+            left[kind] -= 1
+        return tuple(by_layer)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Layers under the policy `smaller` as long as memory asks for it, the others under `faster` (numbers of policies):
+    first those of the kinds that free most bytes a second. With one policy, all layers are under it."""
+
+    smaller: int
+    faster: int
+
+    def seconds(self, ranges: LayerRanges) -> Floats:
+        """Seconds of each range, infinite where it does not fit."""
+        limit = -_ROUNDING * max(copy.limit_bytes for copy in ranges.bytes_of)
+        if self.smaller == self.faster:
+            return np.where(ranges.excess[self.smaller] <= limit, ranges.seconds[self.smaller], np.inf)
+        recomputed = self.recomputed(ranges, ranges.counts)
+        slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
+        seconds = ranges.seconds[self.faster] + np.tensordot(slower_s, recomputed, 1)
+        return np.where(self._missing(ranges, ranges.counts, recomputed) <= limit, seconds, np.inf)
+
+    def recomputed(self, ranges: LayerRanges, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
+        """How many layers of each kind are under the smaller policy [kinds, ...], of so many."""
+        slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
+        (copy,) = ranges.bytes_of
+        freed = copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
+        recomputed = np.zeros(counts.shape)
+        missing = self._missing(ranges, counts, recomputed) + _ROUNDING * copy.limit_bytes
+        for kind in np.argsort(-freed / np.maximum(slower_s, _NO_TIME_S), kind="stable"):
+            if freed[kind] > 0:
+                recomputed[kind] = np.clip(np.ceil(missing / freed[kind]), 0, counts[kind])
+                missing = missing - recomputed[kind] * freed[kind]
+        return recomputed
+
+    def _missing(
+        self, ranges: LayerRanges, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], recomputed: Floats
+    ) -> Floats:
+        """Bytes beyond the limit with so many layers under the smaller policy, whose working set then counts."""
+        (copy,) = ranges.bytes_of
+        freed = copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
+        present = counts > 0
+        shape = (-1, *[1] * (counts.ndim - 1))
+        working = [
+            np.where(present, copy.working_bytes[policy].reshape(shape), 0.0).max(axis=0)
+            for policy in (self.faster, self.smaller)
+        ]
+        both = np.maximum(*working) - working[0]
+        return copy.excess_bytes(counts)[self.faster] + both - np.tensordot(freed, recomputed, 1)

@@ -9,16 +9,20 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, assert_never
 
+import numpy as np
+
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, Unit, units_of
 from hexiopt.cost.executors.experts.stage import ExpertParallelStage
 from hexiopt.cost.executors.group_model import GroupModel
 from hexiopt.cost.executors.memory import StateSharding, most_together
 from hexiopt.cost.executors.network_load import LinkTable
+from hexiopt.cost.executors.ranges import LayerRanges, RangeBytes, counts_by_kind
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup
+from hexiopt.errors import InputError
 from hexiopt.memo import Memo
 from hexiopt.numbers.frameworks import Framework
 from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
@@ -68,6 +72,10 @@ class _ExpertStage(NamedTuple):
     recompute: Recompute
     place: StagePlace
     holders: tuple[tuple[float, ...], ...]
+
+
+RangesKey = tuple[tuple[TpGroup, int], ...] | ExpertParallel
+"""TP groups and the sequences that each takes, or replicas that share experts."""
 
 
 class _LayoutKey(NamedTuple):
@@ -143,6 +151,47 @@ class StageModel(GroupModel):
                 return (self._expert_costs[shared],)
             case never:
                 assert_never(never)
+
+    def ranges_key(self, stage: Stage, micro_batch_size: int) -> RangesKey:
+        """On what `ranges` of a stage depend besides its place."""
+        match stage.parallelism:
+            case TensorParallel(devices) as group:
+                cell = self.tp_groups.with_degree(self.tp_groups.of(devices), group.degree or len(devices))
+                return ((cell, micro_batch_size),)
+            case Replicated() as groups:
+                samples = groups.samples(micro_batch_size)
+                return tuple([(self.whole_group(d), n) for d, n in zip(groups.executors, samples, strict=True)])
+            case ExpertParallel() as group:
+                return group
+            case _:
+                raise InputError("plan: stages with sequence layouts have layers of one kind")
+
+    def ranges(
+        self, key: RangesKey, place: StagePlace, holders: Sequence[tuple[float, ...]], policies: tuple[str, ...]
+    ) -> LayerRanges:
+        """The stage of `ranges_key` with any range of layers, all under one of `policies`; arguments as of `executors`,
+        one layer range, and one number of `holders` for all layers."""
+        first, last, ((in_flight,),), zero_stage, _ = place
+        counts, kinds = counts_by_kind(self.problem.model), range(len(self.problem.model.kinds))
+        if isinstance(key, ExpertParallel):
+            shared = self.expert_stage(key)
+            layer_s = [[sum(shared.layer_s(kind, policy)) for kind in kinds] for policy in policies]
+            ends_s, models = sum(shared.range_s([Counter()] * len(kinds), first, last)), shared.memory_models
+        else:
+            layer_s = [
+                [max(sum(self.layer_s(group, n, policy, kind)) for group, n in key) for kind in kinds]
+                for policy in policies
+            ]
+            ends_s = max(sum(self.stage_s(group, 0, first, last, n, ("none",))) for group, n in key)
+            models = [(self.memory_model(group, n), group.gpu) for group, n in key]
+        copies = dict.fromkeys(zip(models, [row[0] for row in holders], strict=False))
+        bytes_of = [
+            RangeBytes.of(
+                model, gpu.usable_memory_bytes, policies, (first, last), in_flight, StateSharding(zero_stage, spread)
+            )
+            for (model, gpu), spread in copies
+        ]
+        return LayerRanges(policies, counts, np.array(layer_s), ends_s, tuple(bytes_of))
 
     def _priced_layers(self, stage: Stage) -> tuple[tuple[int, int], ...]:
         """The layer ranges on which a price depends: where all layers are equal, on their lengths alone."""

@@ -181,11 +181,10 @@ class ExpertParallelStage:
         first, last, in_flight, zero_stage, queued = place
         final = len(ranges) - 1
         ends = [(first and k == 0, last and k == final) for k in range(final + 1)]
-        chunk_s = tuple([self._range_s(counts, *at) for counts, at in zip(ranges, ends, strict=True)])
+        chunk_s = tuple([self.range_s(counts, *at) for counts, at in zip(ranges, ends, strict=True)])
         layers = tuple([sum([counts.total() for counts in column]) for column in zip(*ranges, strict=True)])
         copies = []
-        for (gpu, tp, samples, sharing), spread in zip(self._copies, holders, strict=True):
-            model = self._parts.memory_models[gpu.name, tp, samples, sharing]
+        for (model, gpu), spread in zip(self.memory_models, holders, strict=True):
             shards = StateSharding(zero_stage, model.mean_holders(spread, first, last))
             memory = model.stage_of_kinds(ranges, first, last, in_flight, shards, together)
             memory = memory.with_buffers(queued * model.activations.message)
@@ -195,7 +194,13 @@ class ExpertParallelStage:
         forwards = ForwardLayers(sum(layers), self.layer_s(kind, first_policy)[0], together)
         return ExecutorCost(chunk_s, tuple(copies), quantization_s=message_s, layers=forwards)
 
-    def _range_s(self, counts: LayerCounts, first: bool, last: bool) -> tuple[float, float]:
+    @property
+    def memory_models(self) -> list[tuple[MemoryModel, Gpu]]:
+        """The memory of each parameter copy, and its GPU."""
+        models = self._parts.memory_models
+        return [(models[gpu.name, tp, samples, sharing], gpu) for gpu, tp, samples, sharing in self._copies]
+
+    def range_s(self, counts: LayerCounts, first: bool, last: bool) -> tuple[float, float]:
         """Forward and backward seconds of a layer range for one micro-batch."""
         message_s, (embedding, head) = (2 - first - last) * self.quantization_s, self.ends_s()
         forward_s = message_s + first * embedding.forward_s + last * head.forward_s
