@@ -34,7 +34,7 @@ def _plan(*stages: tuple[Sequence[int], int, tuple[int, int]], pipelines: int = 
         )
         for p in range(pipelines)
     ]
-    return Plan(tuple(Pipeline(line, 8 // pipelines, 2) for line in lines), ONE_F_ONE_B, Sharding(zero))
+    return Plan(tuple(Pipeline(line, 4 // pipelines, 4) for line in lines), ONE_F_ONE_B, Sharding(zero))
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.integers(1, 5), st.data())
