@@ -273,3 +273,12 @@ def test_replicas_share_micro_batches_of_another_size_in_proportion(size: int, s
         assert (resized.micro_batch_size, resized.num_micro_batches) == (size, 3)
         assert [replica.samples for replica in resized.stages[0].parallelism.replicas] == samples
         assert resized.stages[1] == pipeline.stages[1]
+
+
+def test_replicas_that_share_experts_divide_micro_batches() -> None:
+    """Else some would have nothing to do, for nothing."""
+    stage = Stage(TensorParallel((0, 1, 2, 3), None, 1), ((0, 2),))
+    assert Pipeline((stage,), 1, 8).resize(4) == Pipeline((stage,), 1, 4)
+    assert Pipeline((stage,), 1, 8).resize(2) is None
+    with pytest.raises(InputError, match="4 replicas that share experts; they divide a micro-batch evenly, .* not 2"):
+        Pipeline((stage,), 1, 2)
