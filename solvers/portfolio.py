@@ -3,7 +3,7 @@
 The loop (`loop/`) walks over candidates of the compiled cost model on any number of threads; what its arrays do not say
 follows by exact prices. Where the plan space has sequence layouts, joint planning (`sequence/planning.py`) chooses
 between a layout and tensor parallelism stage by stage. Plans whose replicas share experts over machines, which the
-arrays do not say, are tried before (`heuristics/shared_experts.py`). Under another pricer than ours the loop only gives
+arrays do not say, are tried after (`heuristics/shared_experts.py`). Under another pricer than ours the loop only gives
 starts, and where its arrays do not speak for the problem (`compiled/support.py`), or no candidate of theirs fits, rules
 do: these are annealed as partitions (`heuristics/local_search.py`). On few GPUs the last part of the budget proves how
 good the plan is (`proof/`). Where steps are limited the plan depends on these and the seed, not on cores.
@@ -70,9 +70,9 @@ class Portfolio(SearchSolver):
     def find(self, run: Search) -> None:
         """Search to the end of the budget."""
         rng, settings, layouts = random.Random(run.seed), self.loop_settings, run.problem.space.sequence
-        offer_shared_experts(run, run.until(_SHARED))
         share = min(_BEFORE_LAYOUTS, share_for_walks(run, settings)) if layouts else share_for_walks(run, settings)
         candidates = walk_candidates(run, settings, run.until(share))
+        offer_shared_experts(run, run.until(min(1.0, share + _SHARED)))
         shared = may_share_unevenly(run.problem) and offer_uneven_experts(run)
         if layouts:
             if run.plan is None:

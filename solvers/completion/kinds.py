@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hexiopt.cost.context import PipelineContext, plan_context
-from hexiopt.cost.executors.ranges import Floats, LayerRanges
-from hexiopt.cost.executors.stage_model import StageModel, StagePlace
+from hexiopt.cost.executors.ranges import Floats, Ints, LayerRanges
+from hexiopt.cost.executors.stage_model import RangesKey, StageModel, StagePlace
 from hexiopt.memo import Memo
 from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan
@@ -100,9 +100,8 @@ def _within(seconds: Sequence[Floats], limit_s: float) -> list[int] | None:
     ends = []
     for s, table in enumerate(seconds):
         most = num_layers - (count - s - 1)  # every later stage has a layer
-        fitting = np.flatnonzero(
-            (table[end, end + 1 : most + 1] <= limit_s) & np.isfinite(table[end, end + 1 : most + 1])
-        )
+        ahead = table[end, end + 1 : most + 1]
+        fitting = np.flatnonzero((ahead <= limit_s) & np.isfinite(ahead))
         if not len(fitting):
             return None
         end += int(fitting[-1]) + 1
@@ -123,22 +122,21 @@ class _Choices:
     ranges: LayerRanges
     seconds: Floats
     ways: Sequence["_Way"]
-    way: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    way: Ints
 
     @classmethod
     def of(
         cls,
         stages: StageModel,
-        key: tuple[object, ...],
+        key: RangesKey,
         place: StagePlace,
         holders: tuple[tuple[float, ...], ...],
         policies: Recompute | None,
     ) -> "_Choices":
         """Of a stage; `policies`: those to which it is bound, if to any."""
         problem = stages.problem
-        ranges = stages.ranges(
-            key, place, holders, tuple(dict.fromkeys(policies or recompute_policies(problem.workload)))
-        )
+        allowed = tuple(dict.fromkeys(policies or recompute_policies(problem.workload)))
+        ranges = stages.ranges(key, place, holders, allowed)
         free = problem.space.recompute_per_layer and problem.space.recompute_per_stage
         pairs = range(len(ranges.policies))
         ways = [_Way(p, p) for p in pairs]
@@ -180,7 +178,7 @@ class _Way:
         seconds = ranges.seconds[self.faster] + np.tensordot(slower_s, recomputed, 1)
         return np.where(self._missing(ranges, ranges.counts, recomputed) <= limit, seconds, np.inf)
 
-    def recomputed(self, ranges: LayerRanges, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
+    def recomputed(self, ranges: LayerRanges, counts: Ints) -> Floats:
         """How many layers of each kind are under the smaller policy [kinds, ...], of so many."""
         slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
         (copy,) = ranges.bytes_of
@@ -193,9 +191,7 @@ class _Way:
                 missing = missing - recomputed[kind] * freed[kind]
         return recomputed
 
-    def _missing(
-        self, ranges: LayerRanges, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], recomputed: Floats
-    ) -> Floats:
+    def _missing(self, ranges: LayerRanges, counts: Ints, recomputed: Floats) -> Floats:
         """Bytes beyond the limit with so many layers under the smaller policy, whose working set then counts."""
         (copy,) = ranges.bytes_of
         freed = copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
@@ -206,4 +202,5 @@ class _Way:
             for policy in (self.faster, self.smaller)
         ]
         both = np.maximum(*working) - working[0]
-        return copy.excess_bytes(counts)[self.faster] + both - np.tensordot(freed, recomputed, 1)
+        missing: Floats = copy.excess_bytes(counts)[self.faster] + both - np.tensordot(freed, recomputed, 1)
+        return missing

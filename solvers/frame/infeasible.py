@@ -104,8 +104,10 @@ def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
     as do replicas in several machines that share experts. Layers of several kinds count by their bytes on some device:
     another holds at most what it would if all were of the kind that needs least of it beside that. Devices with a
     sequence layout hold the states of whole layers each and share their activations, so where layouts are allowed only
-    states count.
+    states count. Where replicas on any devices may share experts in any numbers, nothing is proved.
     """
+    if problem.space.uneven_experts and problem.model.shares_experts:
+        return None
     layouts, most = problem.space.sequence, len(problem.usable_devices)
     zero = sharding_stages(problem.workload)[-1]
     widest = StateSharding(zero, most if layouts else min(most, problem.workload.global_batch))

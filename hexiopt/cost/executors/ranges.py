@@ -77,10 +77,10 @@ class RangeBytes:
         buffers = np.where(present, self.buffer_bytes.reshape(-1, *[1] * (counts.ndim - 1)), 0.0).max(axis=0)
         states = np.tensordot(self.state_bytes, counts, 1)
         stored = np.tensordot(self.stored_bytes, counts, 1)
-        working = np.where(
-            present, self.working_bytes.reshape(*self.working_bytes.shape, *[1] * (counts.ndim - 1)), 0.0
-        )
-        return stored + working.max(axis=1) + (states + buffers + self.fixed_bytes - self.limit_bytes)
+        shape = (*self.working_bytes.shape, *[1] * (counts.ndim - 1))
+        working = np.where(present, self.working_bytes.reshape(shape), 0.0).max(axis=1)
+        excess: Floats = stored + working + (states + buffers + self.fixed_bytes - self.limit_bytes)
+        return excess
 
 
 @dataclass(frozen=True)
@@ -103,4 +103,5 @@ class LayerRanges:
     @cached_property
     def excess(self) -> Floats:
         """The most bytes beyond the limit of a copy [policies, first, end]."""
-        return np.max([copy.excess_bytes(self.counts) for copy in self.bytes_of], axis=0)
+        excess: Floats = np.max([copy.excess_bytes(self.counts) for copy in self.bytes_of], axis=0)
+        return excess

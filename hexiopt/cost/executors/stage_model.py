@@ -184,7 +184,9 @@ class StageModel(GroupModel):
             ]
             ends_s = max(sum(self.stage_s(group, 0, first, last, n, ("none",))) for group, n in key)
             models = [(self.memory_model(group, n), group.gpu) for group, n in key]
-        copies = dict.fromkeys(zip(models, [row[0] for row in holders], strict=False))
+            if len(models) == 1:  # whose replicas share experts
+                models *= len(holders)
+        copies = dict.fromkeys(zip(models, [row[0] for row in holders], strict=True))
         bytes_of = [
             RangeBytes.of(
                 model, gpu.usable_memory_bytes, policies, (first, last), in_flight, StateSharding(zero_stage, spread)

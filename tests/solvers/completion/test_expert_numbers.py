@@ -147,8 +147,8 @@ def test_the_bound_is_below_every_way_to_share() -> None:
 
 
 def test_a_search_shares_what_no_machine_holds() -> None:
-    """Where one layer exceeds every machine, only shared experts make a plan; the switch allows them."""
-    small = Cluster.of({"rtx_4090": 8}, inter_gb_per_s=25, gpus_per_machine=1, name="cards")
+    """Where one layer exceeds all GPUs of a type, only experts shared over both make a plan; the switch allows them."""
+    small = Cluster.of({"rtx_4090": 4, "rtx_3090": 4}, inter_gb_per_s=25, gpus_per_machine=1, name="cards")
     huge = model_of(replace(EXPERT_LAYER, channels=(replace(EXPERT_LAYER.experts, ffn_size=288 * 1024),)))
     assert huge.layer_of(huge.kinds[0]).num_params * 4 > 24 * GIB
     problem = hx.Problem(small, huge, WORK)
