@@ -211,6 +211,11 @@ def refuse(solver: Solver, problem: Problem, pricer: Pricer | None) -> None:
             f"solver: {name} proves nothing about stages of other depths than the schedule's; take space.depth=false, "
             "or solver=portfolio"
         )
+    if able.kind == "oracle" and problem.space.uneven_experts:
+        raise InputError(
+            f"solver: {name} proves nothing about experts shared in any numbers; take space.uneven_experts=false, or "
+            "solver=portfolio"
+        )
     for schedule in problem.schedules if able.kind == "oracle" else ():
         if schedule.splits or not schedule.is_bounded:
             raise InputError(f"solver: {name} proves nothing about the {schedule} schedule; take {instead}")

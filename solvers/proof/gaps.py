@@ -74,6 +74,7 @@ def not_covered(problem: Problem) -> str:
         *(["replicated stages (space.replicas=false)"] if problem.space.replicas else []),
         *(["experts shared over machines (space.max_micro_batch_size=1)"] if shares_across(problem) else []),
         *(["other depths than the schedule's (space.depth=false)"] if problem.space.depth else []),
+        *(["experts in any numbers (space.uneven_experts=false)"] if problem.space.uneven_experts else []),
     ]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
