@@ -274,5 +274,5 @@ def test_replicas_that_share_experts_divide_micro_batches() -> None:
     stage = Stage(TensorParallel((0, 1, 2, 3), None, 1), ((0, 2),))
     assert Pipeline((stage,), 1, 8).resize(4) == Pipeline((stage,), 1, 4)
     assert Pipeline((stage,), 1, 8).resize(2) is None
-    with pytest.raises(InputError, match="4 replicas that share experts; they divide a micro-batch evenly, .* not 2"):
+    with pytest.raises(InputError, match=r"4 replicas that share experts; they divide a micro-batch evenly, .* not 2"):
         Pipeline((stage,), 1, 2)
