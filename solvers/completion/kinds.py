@@ -6,14 +6,15 @@ it, and bisection finds the least bottleneck at which the last stage reaches the
 Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning", section 3).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.executors.executor import ExecutorCost
 from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.plan.holdings import sharding_groups
+from hexiopt.plan.parallelism import SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Recompute, recompute_policies
 from hexiopt.schedules.in_flight import InFlight, stages_in_flight
@@ -30,12 +31,17 @@ def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
     if not problem.space.uneven_layers or any(pipeline.num_chunks > 1 for pipeline in plan.pipelines):
         return None
     contexts = plan_context(plan, sharding_groups(plan, problem.cluster), stages)
-    pipelines = list[Pipeline]()
+    pipelines, known = list[Pipeline](), dict[Hashable, Pipeline | None]()
     for pipeline, context in zip(plan.pipelines, contexts, strict=True):
-        split = _Splitter(pipeline, plan, context, stages).split()
+        splitter = _Splitter(pipeline, plan, context, stages)
+        if splitter.kind not in known:
+            known[splitter.kind] = splitter.split()
+        split = known[splitter.kind]
         if split is None:
             return None
-        pipelines.append(split)
+        pairs = zip(pipeline.stages, split.stages, strict=True)
+        like = [replace(stage, layers=other.layers, recompute=other.recompute) for stage, other in pairs]
+        pipelines.append(replace(pipeline, stages=tuple(like)))
     together = plan.sharding.stage >= LOCKSTEP or not problem.space.uneven_structure
     if together and len({tuple([stage.layers for stage in pipeline.stages]) for pipeline in pipelines}) > 1:
         return None
@@ -50,6 +56,17 @@ class _Splitter:
     plan: Plan
     context: PipelineContext
     stages: StageModel
+    _known: dict[tuple[int, int, int], Stage | None] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for pipelines whose layers are split alike: what their stages take and hold for any layers."""
+        pipeline = self.pipeline
+        places = [_place(stage, self.stages, pipeline.micro_batch_size) for stage in pipeline.stages]
+        recompute = [stage.recompute for stage in pipeline.stages]
+        spread = tuple(tuple(of_stage) for of_stage in self._holders)
+        counts = pipeline.num_micro_batches, pipeline.micro_batch_size, tuple(pipeline.depths)
+        return tuple(places), tuple(recompute), spread, counts
 
     def split(self) -> Pipeline | None:
         """The pipeline with the least bottleneck; None where memory has no room for all layers."""
@@ -84,7 +101,10 @@ class _Splitter:
         low, high, best = start, most, None
         while low < high:  # the longest possible range ends at or after `low`, no later than `high`
             middle = min(high, max(low + 1, (low + high + 1) // 2))
-            stage = self._fastest(s, start, middle)
+            at = s, start, middle
+            if at not in self._known:
+                self._known[at] = self._fastest(*at)
+            stage = self._known[at]
             if stage is not None and self._seconds(s, stage) <= limit_s:
                 low, best = middle, stage
             else:
@@ -160,6 +180,16 @@ class _Splitter:
         pipeline = self.pipeline
         count, batches = len(pipeline.stages), pipeline.num_micro_batches
         return stages_in_flight(self.plan.schedule, count, batches, 1, pipeline.depths)
+
+
+def _place(stage: Stage, stages: StageModel, micro_batch_size: int) -> Hashable:
+    """Equal for stages whose devices take and hold the same for any layers."""
+    parallelism = stage.parallelism
+    if isinstance(parallelism, SequenceParallel):
+        return parallelism
+    degree = parallelism.degree if isinstance(parallelism, TensorParallel) else None
+    groups = [(stages.tp_group(replica.devices), replica.heads) for replica in parallelism.replicas]
+    return tuple(groups), degree, parallelism.samples(micro_batch_size), stage.in_flight
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:

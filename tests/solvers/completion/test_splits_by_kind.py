@@ -16,6 +16,7 @@ from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from solvers.completion import kinds
 from solvers.completion.kinds import split_by_kind
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, KINDS, model_of
 from tests.solvers.problems import cluster
@@ -123,3 +124,27 @@ def test_even_layers_stay() -> None:
     even = Problem(problem.cluster, problem.model, problem.workload, problem.space.replace(uneven_layers=False))
     assert split_by_kind(plan, PlanPricer(even).stages) is None
     assert _layers(plan)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pipelines_alike_are_split_once_and_as_each_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pipelines on like devices, one on them in another order, of as many micro-batches or more."""
+    rng = random.Random(seed)
+    problem = _problem(rng)
+    cut = rng.randrange(1, LAYERS)
+    wide = cluster(("a", "fast", 3), ("b", "slow", 3), fast_gib=3, slow_gib=2.5)
+    problem = problem.replace(cluster=wide)
+    lines = []
+    for first, second in ((0, 3), (1, 4), (5, 2) if seed % 2 else (2, 5)):
+        spans = zip((first, second), ((0, cut), (cut, LAYERS)), strict=True)
+        stages = tuple([Stage(TensorParallel((device,)), (span,), ("none",)) for device, span in spans])
+        lines.append(Pipeline(stages, 2 if first < 2 else 4, 1))
+    plan, stages = Plan(tuple(lines), ONE_F_ONE_B), PlanPricer(problem).stages
+    splits = list[object]()
+    split_alone = kinds._Splitter.split
+    monkeypatch.setattr(kinds._Splitter, "split", lambda own: splits.append(own) or split_alone(own))
+    together, searched = split_by_kind(plan, stages), len(splits)
+    monkeypatch.setattr(kinds._Splitter, "kind", property(lambda own: vars(own).setdefault("alone", object())))
+    assert split_by_kind(plan, stages) == together
+    assert searched <= 2
+    assert len(splits) - searched in (1, 3)  # without room the first is the last
