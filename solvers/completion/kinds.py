@@ -34,9 +34,10 @@ def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
     pipelines, known = list[Pipeline](), dict[Hashable, Pipeline | None]()
     for pipeline, context in zip(plan.pipelines, contexts, strict=True):
         splitter = _Splitter(pipeline, plan, context, stages)
-        if splitter.kind not in known:
-            known[splitter.kind] = splitter.split()
-        split = known[splitter.kind]
+        kind = splitter.kind
+        if kind not in known:
+            known[kind] = splitter.split()
+        split = known[kind]
         if split is None:
             return None
         pairs = zip(pipeline.stages, split.stages, strict=True)
