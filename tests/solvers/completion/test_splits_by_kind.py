@@ -16,7 +16,6 @@ from hexiopt.problem.space import Space, recompute_policies
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import stages_in_flight
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from solvers.completion import kinds
 from solvers.completion.kinds import split_by_kind
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, KINDS, model_of
 from tests.solvers.problems import cluster
