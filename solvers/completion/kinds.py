@@ -15,7 +15,6 @@ import numpy as np
 from hexiopt.cost.context import PipelineContext, plan_context
 from hexiopt.cost.executors.ranges import Floats, Ints, LayerRanges
 from hexiopt.cost.executors.stage_model import RangesKey, StageModel, StagePlace
-from hexiopt.memo import Memo
 from hexiopt.plan.holdings import sharding_groups
 from hexiopt.plan.plan import Pipeline, Plan
 from hexiopt.problem.problem import Problem
@@ -26,9 +25,9 @@ from solvers.core.zero import LOCKSTEP
 _NO_TIME_S = 1e-12
 _BISECTIONS = 40  # the bottleneck is known to the last digits
 _ROUNDING = 1e-9  # share of a memory limit that is left free
-_MEMO_SIZE = 4096  # stages whose ranges are known
+_MEMO_SIZE = 1024  # stages whose ranges are known
 
-_KNOWN: WeakKeyDictionary[StageModel, Memo[tuple[object, ...], "_Choices"]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[StageModel, dict[object, "_Choices"]] = WeakKeyDictionary()
 
 
 def split_by_kind(plan: Plan, stages: StageModel) -> Plan | None:
@@ -54,17 +53,19 @@ def _split(pipeline: Pipeline, plan: Plan, context: PipelineContext, stages: Sta
     """The pipeline with the least bottleneck; None where memory has no room for all layers."""
     count, space = len(pipeline.stages), stages.problem.space
     in_flight = stages_in_flight(plan.schedule, count, pipeline.num_micro_batches, 1, pipeline.depths)
-    known = _KNOWN.get(stages)
-    if known is None:
-        known = _KNOWN[stages] = Memo(lambda key: _Choices.of(stages, *key), _MEMO_SIZE)  # type: ignore[arg-type]
-    choices = []
+    known, choices = _KNOWN.setdefault(stages, {}), list[_Choices]()
     for s, stage in enumerate(pipeline.stages):
         copies = len(stage.parallelism.parameter_copies)
         # By how many devices the states of each copy are spread at least.
         holders = tuple([(min(of_copy),) for of_copy in context.sharding.holders(s, copies)])
         place = StagePlace(s == 0, s == count - 1, in_flight[s], plan.sharding.stage)
         policies = None if space.recompute_per_stage else stage.recompute
-        choices.append(known[stages.ranges_key(stage, pipeline.micro_batch_size), place, holders, policies])
+        key = stages.ranges_key(stage, pipeline.micro_batch_size), place, holders, policies
+        if key not in known:
+            if len(known) >= _MEMO_SIZE:
+                known.clear()
+            known[key] = _Choices.of(stages, *key)
+        choices.append(known[key])
     ends = _least_bottleneck([each.seconds for each in choices])
     if ends is None:
         return None
@@ -144,7 +145,8 @@ class _Choices:
             ways += [_Way(a, b) for a in pairs for b in pairs if a != b]
         times = np.stack([way.seconds(ranges) for way in ways])
         best = times.argmin(axis=0)
-        return cls(problem, ranges, np.take_along_axis(times, best[None], 0)[0], ways, best)
+        # A copy of the ranges, without the tables that it need not keep.
+        return cls(problem, replace(ranges), np.take_along_axis(times, best[None], 0)[0], ways, best)
 
     def recompute(self, first: int, end: int) -> Recompute:
         """The policies of a range."""

@@ -5,7 +5,7 @@ Results that recur are memoised, routes by their ends.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, assert_never
 
@@ -16,7 +16,7 @@ from hexiopt.cost.executors.experts.stage import ExpertParallelStage
 from hexiopt.cost.executors.group_model import GroupModel
 from hexiopt.cost.executors.memory import StateSharding, most_together
 from hexiopt.cost.executors.network_load import LinkTable
-from hexiopt.cost.executors.ranges import LayerRanges, RangeBytes, counts_by_kind
+from hexiopt.cost.executors.ranges import Ints, LayerRanges, RangeBytes, counts_by_kind
 from hexiopt.cost.executors.routes import Routes
 from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.executors.sequence.stage import SequenceStage
@@ -172,7 +172,7 @@ class StageModel(GroupModel):
         """The stage of `ranges_key` with any range of layers, all under one of `policies`; arguments as of `executors`,
         one layer range, and one number of `holders` for all layers."""
         first, last, ((in_flight,),), zero_stage, _ = place
-        counts, kinds = counts_by_kind(self.problem.model), range(len(self.problem.model.kinds))
+        kinds = range(len(self.problem.model.kinds))
         if isinstance(key, ExpertParallel):
             shared = self.expert_stage(key)
             layer_s = [[sum(shared.layer_s(kind, policy)) for kind in kinds] for policy in policies]
@@ -193,7 +193,11 @@ class StageModel(GroupModel):
             )
             for (model, gpu), spread in copies
         ]
-        return LayerRanges(policies, counts, np.array(layer_s), ends_s, tuple(bytes_of))
+        return LayerRanges(policies, self._kind_counts, np.array(layer_s), ends_s, tuple(bytes_of))
+
+    @cached_property
+    def _kind_counts(self) -> Ints:
+        return counts_by_kind(self.problem.model)
 
     def _priced_layers(self, stage: Stage) -> tuple[tuple[int, int], ...]:
         """The layer ranges on which a price depends: where all layers are equal, on their lengths alone."""
