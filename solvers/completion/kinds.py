@@ -6,8 +6,9 @@ it, and bisection finds the least bottleneck at which the last stage reaches the
 Aykanat 2004, "Fast optimal load balancing algorithms for 1D partitioning", section 3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +27,7 @@ _NO_TIME_S = 1e-12
 _BISECTIONS = 40  # the bottleneck is known to the last digits
 _ROUNDING = 1e-9  # share of a memory limit that is left free
 _MEMO_SIZE = 1024  # stages whose ranges are known
+_FEW_KINDS = 3  # of which layers recompute in any order
 
 _KNOWN: WeakKeyDictionary[StageModel, dict[object, "_Choices"]] = WeakKeyDictionary()
 
@@ -138,11 +140,10 @@ class _Choices:
         problem = stages.problem
         allowed = tuple(dict.fromkeys(policies or recompute_policies(problem.workload)))
         ranges = stages.ranges(key, place, holders, allowed)
-        free = problem.space.recompute_per_layer and problem.space.recompute_per_stage
         pairs = range(len(ranges.policies))
         ways = [_Way(p, p) for p in pairs]
-        if free and len(ranges.bytes_of) == 1:
-            ways += [_Way(a, b) for a in pairs for b in pairs if a != b]
+        if problem.space.recompute_per_layer and problem.space.recompute_per_stage and len(ranges.bytes_of) == 1:
+            ways += [way for a in pairs for b in pairs if a != b for way in _mixtures(ranges, a, b)]
         times = np.stack([way.seconds(ranges) for way in ways])
         best = times.argmin(axis=0)
         # A copy of the ranges, without the tables that it need not keep.
@@ -162,47 +163,67 @@ class _Choices:
         return tuple(by_layer)
 
 
+def _mixtures(ranges: LayerRanges, smaller: int, faster: int) -> Iterator["_Way"]:
+    """The ways to mix two policies: orders of the kinds of which a layer under the smaller one frees bytes; where these
+    are many, the order of bytes a second alone."""
+    (copy,) = ranges.bytes_of
+    freed = copy.stored_bytes[faster] - copy.stored_bytes[smaller]
+    slower_s = np.maximum(ranges.layer_s[smaller] - ranges.layer_s[faster], _NO_TIME_S)
+    kinds = [int(kind) for kind in np.argsort(-freed / slower_s, kind="stable") if freed[kind] > 0]
+    for order in permutations(kinds) if 0 < len(kinds) <= _FEW_KINDS else (tuple(kinds),) * bool(kinds):
+        for closely in (False, True)[: len(kinds)]:
+            yield _Way(smaller, faster, order, closely)
+
+
 @dataclass(frozen=True)
 class _Way:
     """Layers under the policy `smaller` as long as memory asks for it, the others under `faster` (numbers of policies):
-    first those of the kinds that free most bytes a second. With one policy, all layers are under it."""
+    kind by kind in an `order`; `closely`: of each kind but the last no more than frees less than is asked. With one
+    policy, all layers are under it."""
 
     smaller: int
     faster: int
+    order: tuple[int, ...] = ()
+    closely: bool = False
 
     def seconds(self, ranges: LayerRanges) -> Floats:
         """Seconds of each range, infinite where it does not fit."""
         limit = -_ROUNDING * max(copy.limit_bytes for copy in ranges.bytes_of)
         if self.smaller == self.faster:
             return np.where(ranges.excess[self.smaller] <= limit, ranges.seconds[self.smaller], np.inf)
-        recomputed = self.recomputed(ranges, ranges.counts)
-        slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
+        missing = self._missing(ranges, ranges.counts)
+        recomputed = self.recomputed(ranges, ranges.counts, missing)
+        slower_s, freed = self._changes(ranges)
         seconds = ranges.seconds[self.faster] + np.tensordot(slower_s, recomputed, 1)
-        return np.where(self._missing(ranges, ranges.counts, recomputed) <= limit, seconds, np.inf)
+        return np.where(missing - np.tensordot(freed, recomputed, 1) <= limit, seconds, np.inf)
 
-    def recomputed(self, ranges: LayerRanges, counts: Ints) -> Floats:
-        """How many layers of each kind are under the smaller policy [kinds, ...], of so many."""
-        slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
-        (copy,) = ranges.bytes_of
-        freed = copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
+    def recomputed(self, ranges: LayerRanges, counts: Ints, missing: Floats | None = None) -> Floats:
+        """How many layers of each kind are under the smaller policy [kinds, ...], of so many that lack `missing`
+        bytes."""
+        if missing is None:
+            missing = self._missing(ranges, counts)
+        _, freed = self._changes(ranges)
+        left = missing + _ROUNDING * max(copy.limit_bytes for copy in ranges.bytes_of)
         recomputed = np.zeros(counts.shape)
-        missing = self._missing(ranges, counts, recomputed) + _ROUNDING * copy.limit_bytes
-        for kind in np.argsort(-freed / np.maximum(slower_s, _NO_TIME_S), kind="stable"):
-            if freed[kind] > 0:
-                recomputed[kind] = np.clip(np.ceil(missing / freed[kind]), 0, counts[kind])
-                missing = missing - recomputed[kind] * freed[kind]
+        for kind in self.order:
+            whole = np.floor if self.closely and kind != self.order[-1] else np.ceil
+            recomputed[kind] = np.clip(whole(left / freed[kind]), 0, counts[kind])
+            left = left - recomputed[kind] * freed[kind]
         return recomputed
 
-    def _missing(self, ranges: LayerRanges, counts: Ints, recomputed: Floats) -> Floats:
-        """Bytes beyond the limit with so many layers under the smaller policy, whose working set then counts."""
+    def _changes(self, ranges: LayerRanges) -> tuple[Floats, Floats]:
+        """By how much a layer of each kind takes longer under the smaller policy, and how many bytes it frees."""
         (copy,) = ranges.bytes_of
-        freed = copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
-        present = counts > 0
+        slower_s = ranges.layer_s[self.smaller] - ranges.layer_s[self.faster]
+        return slower_s, copy.stored_bytes[self.faster] - copy.stored_bytes[self.smaller]
+
+    def _missing(self, ranges: LayerRanges, counts: Ints) -> Floats:
+        """Bytes beyond the limit under the faster policy, with the working set of either."""
+        (copy,) = ranges.bytes_of
         shape = (-1, *[1] * (counts.ndim - 1))
         working = [
-            np.where(present, copy.working_bytes[policy].reshape(shape), 0.0).max(axis=0)
+            np.where(counts > 0, copy.working_bytes[policy].reshape(shape), 0.0).max(axis=0)
             for policy in (self.faster, self.smaller)
         ]
-        both = np.maximum(*working) - working[0]
-        missing: Floats = copy.excess_bytes(counts)[self.faster] + both - np.tensordot(freed, recomputed, 1)
+        missing: Floats = copy.excess_bytes(counts)[self.faster] + np.maximum(*working) - working[0]
         return missing
