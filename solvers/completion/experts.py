@@ -18,9 +18,8 @@ from hexiopt.cost.executors.stage_model import StageModel, StagePlace
 from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica, StageParallelism
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import recompute_policies, sharding_stages
+from hexiopt.problem.space import default_schedule, recompute_policies, sharding_stages
 from hexiopt.schedules.in_flight import stages_in_flight
-from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from solvers.completion.allocation import earliest_finish, proportional
 
@@ -182,11 +181,10 @@ def first_plans(stages: StageModel) -> Iterator[Plan]:
     share experts: as single devices, or in the largest TP groups; with samples on all, or on all but the slowest type
     alone."""
     problem = stages.problem
-    schedules = [schedule for schedule in problem.schedules if not schedule.splits and not schedule.chunked]
+    schedule = default_schedule(problem.workload)
     shardings = [stage for stage in (1, 0) if stage in sharding_stages(problem.workload)]
-    if not schedules or not shardings or problem.space.num_pipelines not in (None, 1):
+    if schedule.splits or schedule.chunked or not shardings or problem.space.num_pipelines not in (None, 1):
         return
-    schedule = ONE_F_ONE_B if ONE_F_ONE_B in schedules else schedules[0]
     machines = sorted(
         problem.usable_by_machine.items(), key=lambda item: (-problem.cluster.machines[item[0]].gpu.flops_fp32, item[0])
     )

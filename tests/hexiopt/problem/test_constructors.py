@@ -115,7 +115,7 @@ def refusal(build: Callable[[], object]) -> str | None:
             lambda: Replicated((Replica((0,), 1), Replica((1,)))),
             "replica 1 of the stage has no samples; state them for each",
         ),
-        (lambda: Stage((0,), ((0, 1),)), "the stage has parallelism (0,); give TensorParallel, Replicated or"),  # type: ignore[arg-type]
+        (lambda: Stage((0,), ((0, 1),)), "the stage has parallelism (0,); give TensorParallel, Replicated, Sequence"),  # type: ignore[arg-type]
         (lambda: Link("a", "v", 1e9, -1.0, True), "link of 'a' and 'v': latency_s: -1.0 is out of range; it must be"),
     ],
 )

@@ -55,7 +55,7 @@ def test_what_hides_sync_is_not_proved(monkeypatch: pytest.MonkeyPatch, hidden: 
     assert our_model(PlanPricer(problem), problem) is not None
     hiding = replace(default_framework(), **hidden)
     assert our_model(PlanPricer(problem, hiding), problem) is None
-    monkeypatch.setattr("hexiopt.cost.executors.stage_model.default_framework", lambda: hiding)
+    monkeypatch.setattr("hexiopt.cost.executors.group_model.default_framework", lambda: hiding)
     model = PlanPricer(problem)
     assert model.framework == hiding
     assert our_model(model, problem) is None

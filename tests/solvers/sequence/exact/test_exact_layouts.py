@@ -108,7 +108,7 @@ TINY = {
 @pytest.fixture
 def after(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are summed when the last backward has ended: then bounds of several pipelines are tight too."""
-    monkeypatch.setattr("hexiopt.cost.executors.stage_model.default_framework", lambda: AFTER)
+    monkeypatch.setattr("hexiopt.cost.executors.group_model.default_framework", lambda: AFTER)
 
 
 @pytest.mark.parametrize("kind", slow_but(("unfused", "memory for states"), TINY))
@@ -166,7 +166,7 @@ def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> No
     if result.restricted_bound is not None:
         assert result.restricted_bound.bound_s <= best_s * (1 + 2e-6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hexiopt.cost.executors.stage_model.default_framework", lambda: AFTER)
+        patch.setattr("hexiopt.cost.executors.group_model.default_framework", lambda: AFTER)
         equals_brute_force(problem, resolution)
 
 
