@@ -68,8 +68,8 @@ def large() -> Case:
     for k, starts in enumerate(pairs):
         a, b = (tuple(range(start, start + 8)) for start in starts)
         cut = 20 + k % 3
-        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 32))
-    return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=10_240)
+        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 8))
+    return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2_560)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def unlike() -> Case:
     for k in range(64):
         a, b = (tuple(range(8 * m, 8 * m + 8)) for m in (2 * k, 2 * k + 1))
         cut = 8 + k
-        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 32))
+        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 8))
     return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2048)
 
 

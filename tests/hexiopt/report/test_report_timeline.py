@@ -74,7 +74,7 @@ def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.Monke
     trace = timeline_events(PlanFacts(*large))
     assert len(trace["traceEvents"]) <= 500
     said = trace["otherData"]
-    assert (said["num_pipelines"], said["num_pipelines_shown"]) == (320, 2)
+    assert (said["num_pipelines"], said["num_pipelines_shown"]) == (320, 3)
     assert said["num_pipelines_left_out"] == 320 - said["num_pipelines_alike"] == 106
     assert "represents 107 equal ones" in json.dumps(trace)
 
