@@ -19,7 +19,7 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.schedule import positions
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.executors import works_of
-from solvers.completion.experts import may_share_unevenly
+from solvers.completion.experts import may_share_unevenly, with_stage
 from solvers.completion.pricing import PricedPlan
 from solvers.core.interleaving import may_interleave
 from solvers.core.operators import Operator
@@ -159,7 +159,7 @@ def change_recompute(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Ra
         recompute = _with_one(stage.recompute, policy, stage.num_layers)
     if recompute == stage.recompute:
         return None
-    return _with_stage(plan, p, s, replace(stage, recompute=recompute))
+    return with_stage(plan, p, s, replace(stage, recompute=recompute))
 
 
 def change_sharding_groups(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
@@ -198,7 +198,7 @@ def shift_sample(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random
     if samples[a] <= moved:
         return None
     samples[a], samples[b] = samples[a] - moved, samples[b] + moved
-    return _with_stage(plan, p, s, replace(stage, parallelism=shared.with_shares(samples)))
+    return with_stage(plan, p, s, replace(stage, parallelism=shared.with_shares(samples)))
 
 
 def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.Random) -> Plan | None:
@@ -216,13 +216,6 @@ def shift_micro_batch(near: PlanNeighbourhood, priced: PricedPlan, rng: random.R
     pipelines = list(plan.pipelines)
     pipelines[a] = giver.with_micro_batches(giver.num_micro_batches - moved)
     pipelines[b] = taker.with_micro_batches(taker.num_micro_batches + moved)
-    return replace(plan, pipelines=tuple(pipelines))
-
-
-def _with_stage(plan: Plan, p: int, s: int, stage: Stage) -> Plan:
-    pipelines, stages = list(plan.pipelines), list(plan.pipelines[p].stages)
-    stages[s] = stage
-    pipelines[p] = replace(pipelines[p], stages=tuple(stages))
     return replace(plan, pipelines=tuple(pipelines))
 
 
