@@ -87,7 +87,7 @@ def test_no_plan_of_a_tiny_problem_beats_the_bound(sharding: str) -> None:
 
 def test_a_fast_network_proves_nothing_and_a_slow_one_raises_the_bound() -> None:
     """The raised bound of all plans is no less than the one of interfaces."""
-    problem = replace(problems.slow_network(), workload=Workload(64, 2048, recompute="none"))
+    problem = replace(problems.slow_network(), workload=Workload(64, 2048, recompute="none", schedule="1f1b"))
     fast, slow = (PlanPricer(slowed(problem, factor)) for factor in (1000.0, 0.1))
     assert InterfaceBound(fast, None).seconds(compute_bound_s(fast)) == compute_bound_s(fast)
     interfaces_s = InterfaceBound(slow, None).seconds(compute_bound_s(slow))
