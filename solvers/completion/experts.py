@@ -162,9 +162,10 @@ class _Balance:
         held = stages_in_flight(schedule, len(line.stages), line.num_micro_batches, 1, line.depths)[self.s]
         place = StagePlace(self.s == 0, self.s == len(line.stages) - 1, held, self.plan.sharding.stage)
         counts, excess = [stages.count_by_kind(self._stage.layers[0], (policy,))], []
-        for each in (1, 2):
+        for held_each in (1, 2):
             shares = zip(self._groups, samples, strict=True)
-            group = ExpertParallel(tuple([ExpertReplica(devices, n, (each,) * len(devices)) for devices, n in shares]))
+            members = [ExpertReplica(devices, n, (held_each,) * len(devices)) for devices, n in shares]
+            group = ExpertParallel(tuple(members))
             trial = with_stage(self.plan, self.p, self.s, replace(self._stage, parallelism=group))
             sharding, copies = plan_context(trial, None, stages)[self.p].sharding, group.parameter_copies
             holders = sharding.holders(self.s, len(copies))

@@ -170,9 +170,12 @@ def _mixtures(ranges: LayerRanges, smaller: int, faster: int) -> Iterator["_Way"
     freed = copy.stored_bytes[faster] - copy.stored_bytes[smaller]
     slower_s = np.maximum(ranges.layer_s[smaller] - ranges.layer_s[faster], _NO_TIME_S)
     kinds = [int(kind) for kind in np.argsort(-freed / slower_s, kind="stable") if freed[kind] > 0]
-    for order in permutations(kinds) if 0 < len(kinds) <= _FEW_KINDS else (tuple(kinds),) * bool(kinds):
-        for closely in (False, True)[: len(kinds)]:
-            yield _Way(smaller, faster, order, closely)
+    if not kinds:
+        return
+    for order in permutations(kinds) if len(kinds) <= _FEW_KINDS else [tuple(kinds)]:
+        yield _Way(smaller, faster, order)
+        if len(order) > 1:
+            yield _Way(smaller, faster, order, closely=True)
 
 
 @dataclass(frozen=True)

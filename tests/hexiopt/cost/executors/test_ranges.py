@@ -67,7 +67,10 @@ def test_every_range_costs_what_its_stage_does(name: str, zero: int) -> None:
                     seconds = max(cost.forward_s + cost.backward_s for cost in costs)
                     if isinstance(parallelism, Replicated):  # whose slowest may be another in each layer
                         assert seconds <= ranges.seconds[p, first, end] * (1 + 1e-9)
-                    elif not (isinstance(parallelism, ExpertParallel) and parallelism.waves == 2):
+                    elif isinstance(parallelism, ExpertParallel) and parallelism.waves == 2:
+                        # The first layer of a stage lasts longer, until waves overlap.
+                        assert 0.6 * seconds <= ranges.seconds[p, first, end] <= seconds * (1 + 1e-9)
+                    else:
                         assert ranges.seconds[p, first, end] == pytest.approx(seconds, rel=1e-9)
                     if zero < 2 or end - first >= 2:
                         assert ranges.excess[p, first, end] == pytest.approx(excess, abs=1e-6 * 2**30)
