@@ -65,16 +65,12 @@ def with_expert_groups(layout: ImportedPlan, tp: int, ep: int) -> ImportedPlan:
     """The layout in which consecutive pipelines, as many as fill EP groups, are one pipeline of replicas that share
     experts.
 
-    Pipelines are all alike, of stages of TP degree `tp`, which divides `ep`. The space then allows the micro-batches.
+    Pipelines are all alike, of stages of TP degree `tp`, which divides `ep`.
     """
-    problem, plan = layout.problem, layout.plan
-    if not problem.model.shares_experts:
+    if not layout.problem.model.shares_experts:
         return layout
-    pipelines = tuple(_together(pipelines, tp) for pipelines in _runs(plan.pipelines, ep // tp))
-    most = 1 << (pipelines[0].micro_batch_size - 1).bit_length()
-    if most > problem.space.max_micro_batch_size:
-        problem = problem.replace(space=replace(problem.space, max_micro_batch_size=min(1024, most)))
-    return replace(layout, problem=problem, plan=replace(plan, pipelines=pipelines))
+    pipelines = tuple(_together(pipelines, tp) for pipelines in _runs(layout.plan.pipelines, ep // tp))
+    return replace(layout, plan=replace(layout.plan, pipelines=pipelines))
 
 
 def _runs(pipelines: Sequence[Pipeline], length: int) -> Iterator[Sequence[Pipeline]]:
