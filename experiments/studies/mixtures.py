@@ -256,7 +256,8 @@ def planning_claims(planned: pd.DataFrame) -> list[str]:
 
 def draw(over: pd.DataFrame, scale: Scale) -> Figure:
     """Step times over ours: a row a planner, a colour a cluster, a mark a model."""
-    limit = f"ours searched for {scale.limit_s(_LIMITS_S[OURS]):g} s, baselines for {scale.limit_s(_LIMITS_S[_OTHERS[0]]):g} s of CPU time"
+    ours_s, theirs_s = (scale.limit_s(_LIMITS_S[planner]) for planner in (OURS, _OTHERS[0]))
+    limit = f"ours searched for {ours_s:g} s, baselines for {theirs_s:g} s of CPU time"
     figure, (ax,) = framed(
         "Plans of mixtures of experts on mixed clusters",
         f"Step time by our cost model, theirs over ours; {limit}; a mark for each model, a line for the geometric mean",
