@@ -81,7 +81,7 @@ def unlike() -> Case:
     for k in range(64):
         a, b = (tuple(range(8 * m, 8 * m + 8)) for m in (2 * k, 2 * k + 1))
         cut = 8 + k
-        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 8))
+        pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 32))
     return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2048)
 
 
