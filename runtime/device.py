@@ -101,6 +101,13 @@ class Reading:
         return [float(one) for one in self._host.tolist()]
 
 
+def counts_now(counts: Tensor) -> list[int]:
+    """Whole numbers of a device. The host waits for what the current stream has yet to do, and for no message beside
+    it: within an operation, every rank that takes part in it has come as far."""
+    found: list[int] = counts.tolist()
+    return found
+
+
 def steps_ahead(device: torch.device) -> int:
     """How many steps its host enqueues before it reads what an earlier one found: that a GPU always has work. A CPU has
     done a step when its call returns."""

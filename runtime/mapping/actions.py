@@ -237,13 +237,14 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
 def _joint_events(
     executor: RankExecutor, rank: int, routes: Mapping[tuple[int, int], Sequence[MessageRoute]], own: RankActions
 ) -> Iterator[JointEvent]:
-    """What a rank does together with others; its executor computes together, as there are collectives in it."""
+    """What a rank does together with others; its executor computes together, as there are collectives in it, and those
+    of a cell do."""
     where = f"of pipeline {executor.pipeline}"
     for action in own:
         if isinstance(action, BucketCollective):
             yield JointEvent(str(action), action.ranks)
         elif action.kind in COMPUTED:
-            yield JointEvent(f"{action} {where}", executor.ranks)
+            yield JointEvent(f"{action} {where}", executor.together)
         else:
             boundary, backward = boundary_of(action)
             what = f"{'gradients back to' if backward else 'hidden states of'} {boundary}F{action.micro_batch} {where}"

@@ -25,7 +25,7 @@ from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.model_parts import stage_parts
-from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
+from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, shards, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ class Chunk:
 class RankExecutor:
     """One replica of a stage: its ranks, ascending, and the samples of each micro-batch that it takes.
 
-    They are a TP group, or, with `sequence`, hold the stage's parameters whole; its groups name ranks, not devices.
+    They are a TP group, or, with `sequence`, hold the stage's parameters whole; its groups name ranks, not devices. The
+    executors of a stage may share a `cell`, whose ranks bring tokens to each other's experts; a rank that hosts experts
+    alone is an executor without samples.
     """
 
     pipeline: int
@@ -78,6 +80,16 @@ class RankExecutor:
                 return tuple(of_rank[rank] for rank in self.ranks)
 
     @property
+    def cell(self) -> ExpertCell | None:
+        """Who shares the experts of its layers, if several ranks do."""
+        return self.shards[0].cell
+
+    @property
+    def together(self) -> tuple[int, ...]:
+        """The ranks that run every operation at the same time, as there are collectives in it."""
+        return self.ranks if self.cell is None else self.cell.ranks
+
+    @property
     def num_samples(self) -> int:
         """The samples of each micro-batch that it takes."""
         return self.samples[1] - self.samples[0]
@@ -92,12 +104,14 @@ class RankExecutor:
         return self.tokens(seq_len)[self.ranks.index(rank)] if self.parts_tokens else ((0, seq_len),)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """The ranks that communicate within the executor: all, and those of each all-to-all group."""
+        """The ranks that communicate within the executor: all, those of each all-to-all group, and those of its cell."""
         groups = self.sequence.groups if self.sequence else ()
         if len(groups) != 1:
             yield self.ranks
         for group in groups:
             yield tuple(sorted(group.devices))
+        if self.cell is not None:
+            yield self.cell.ranks
 
     def parts(self, model: ModelSpec, rank: int) -> Iterator[ParameterPart]:
         """The parts of parameters that `rank` holds."""
@@ -142,13 +156,14 @@ class PipelineLayout:
     def routes(self, chunk: int, seq_len: int) -> list[MessageRoute]:
         """From virtual stage `chunk` to the next one. Backward, every route is taken the other way round."""
         count = len(self.stages)
-        sizes = tuple([tuple([executor.num_samples for executor in stage]) for stage in self.stages])
+        stages = [[executor for executor in stage if executor.num_samples] for stage in self.stages]
+        sizes = tuple([tuple([executor.num_samples for executor in stage]) for stage in stages])
         return [
             MessageRoute(a, b, tokens, (one.first_sample, one.first_sample + one.samples))
             for one in messages_of(sizes, self.num_chunks > 1)
             if not one.backward and one.stage == chunk % count
-            for sender in [self.stages[one.stage][one.sender]]
-            for receiver in [self.stages[one.target(count)][one.receiver]]
+            for sender in [stages[one.stage][one.sender]]
+            for receiver in [stages[one.target(count)][one.receiver]]
             for a, here in zip(sender.ranks, sender.tokens(seq_len), strict=True)
             for b, there in zip(receiver.ranks, receiver.tokens(seq_len), strict=True)
             if (tokens := common(here, there))
@@ -311,23 +326,58 @@ def _executors(
             sequence = replace(layout, groups=tuple(groups))
             ranks = tuple(sorted(rank for group in groups for rank in group.devices))
             yield RankExecutor(p, s, 0, ranks, (RankShard(),) * len(ranks), (0, micro_batch_size), chunks, sequence)
+        case TensorParallel(degree=int(degree)) as group if group.num_replicas > 1:
+            size, rest = divmod(micro_batch_size, group.num_replicas)
+            if rest:
+                raise InputError(
+                    f"stage {s} of pipeline {p} divides micro-batches of {micro_batch_size} sequences among "
+                    f"{group.num_replicas} replicas; plan with a multiple"
+                )
+            members = [(devices, size) for devices in group.parameter_copies]
+            yield from _sharing(p, s, members, chunks, model, rank_of)
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
-                each = shards(model, len(replica.devices), replica.heads)
-                yield RankExecutor(
-                    p, s, r, *_in_rank_order([rank_of[d] for d in replica.devices], each), samples, chunks
-                )
-        case ExpertParallel():
-            raise AssertionError("models with experts are not trained")
+                ranks, heads = [rank_of[device] for device in replica.devices], replica.heads
+                cell = ExpertCell.of(ranks) if model.shares_experts and len(ranks) > 1 else None
+                yield RankExecutor(p, s, r, *_in_rank_order(ranks, shards(model, len(ranks), heads), cell), samples, chunks)
+        case ExpertParallel() as group:
+            members = list(zip(group.parameter_copies, group.samples_of_copies, strict=True))
+            yield from _sharing(p, s, members, chunks, model, rank_of, group.experts)
         case never:
             assert_never(never)
 
 
-def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tuple[int, ...], tuple[RankShard, ...]]:
-    """Process groups number their ranks in ascending order, whatever the order of a plan's devices."""
+def _sharing(
+    p: int,
+    s: int,
+    members: Sequence[tuple[Sequence[int], int]],
+    chunks: tuple[Chunk, ...],
+    model: ModelSpec,
+    rank_of: Mapping[int, int],
+    experts: Sequence[int] = (),
+) -> Iterator[RankExecutor]:
+    """The executors of a stage whose `members`, devices and samples, share experts: so many of each device, or equally
+    many."""
+    cell = ExpertCell.of([rank_of[device] for devices, _ in members for device in devices], experts)
+    ends = [0, *accumulate(samples for _, samples in members)]
+    for r, ((devices, samples), bounds) in enumerate(zip(members, pairwise(ends), strict=True)):
+        ranks = [rank_of[device] for device in devices]
+        of_ranks = shards(model, len(ranks)) if samples else (RankShard(hosts=True),)
+        yield RankExecutor(p, s, r, *_in_rank_order(ranks, of_ranks, cell), bounds, chunks)
+
+
+def _in_rank_order(
+    ranks: Sequence[int], of_ranks: Sequence[RankShard], cell: ExpertCell | None
+) -> tuple[tuple[int, ...], tuple[RankShard, ...]]:
+    """Process groups number their ranks in ascending order, whatever the order of a plan's devices. Each of the shards
+    is that of its rank in the `cell` too."""
     order = sorted(range(len(ranks)), key=lambda k: ranks[k])
-    return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
+    if cell is not None:
+        of_ranks = [
+            replace(shard, cell=cell, place=cell.ranks.index(rank)) for rank, shard in zip(ranks, of_ranks, strict=True)
+        ]
+    return tuple(ranks[k] for k in order), tuple(of_ranks[k] for k in order)
 
 
 def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:

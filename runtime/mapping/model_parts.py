@@ -2,19 +2,25 @@
 
 A layer is its sublayers in order, each of them norms and parts that stand side by side. Attention is cut at heads, an
 MLP at columns, embedding and LM head at rows of the vocabulary. A key-value head that query heads of several ranks
-meet is held by each of them; norms and output biases are held by all. Names are those of Hugging Face's Llama.
+meet is held by each of them; norms, routers and output biases are held by all. Experts are whole: those of a layer are
+one parameter, of which the ranks of a cell hold ranges. Names are those of Hugging Face's Llama, and of experts those
+of transformers' own modules.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from hexiopt.problem.kinds import Attention, Channels, Dense, LayerKind, Mixer
+from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, LayerKind, Mixer
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.parts import ParameterPart, Range, RankShard
+from runtime.mapping.router_rules import router_rule
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 ATTENTION, MLP = "self_attn", "mlp"
+ROUTER, BALANCE = "mlp.gate", "mlp.gate.e_score_correction_bias"
+INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+SHARED, SHARED_GATE = "mlp.shared_experts", "mlp.shared_expert_gate.weight"
 
 
 class Sublayer(NamedTuple):
@@ -45,11 +51,21 @@ def layer_prefix(layer: int) -> str:
 
 def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[ParameterPart]:
     """The parts of a decoder layer that a rank holds."""
+    at = layer_prefix(layer)
+    if shard.hosts:
+        for part in layer_kinds(model)[layer].channels:
+            if isinstance(part, Experts):
+                yield from _expert_parts(at, model, part, shard)
+        return
     for sublayer in sublayers(layer_kinds(model)[layer]):
-        at = layer_prefix(layer)
         yield _whole(f"{at}{sublayer.norm}.weight", model.hidden_size)
         for part in sublayer.parts:
             match part:
+                case Experts():
+                    yield from _router_parts(at, model, part)
+                    yield from _expert_parts(at, model, part, shard)
+                    if part.shared:
+                        yield from _shared_parts(at, model, part, shard)
                 case Attention():
                     yield from _attention_parts(f"{at}{ATTENTION}.", model, part, shard)
                 case Dense():
@@ -81,6 +97,28 @@ def _dense_parts(at: str, model: ModelSpec, part: Dense, shard: RankShard) -> It
     yield from _columns(f"{at}down_proj", (model.hidden_size, part.ffn_size), own, part.bias)
 
 
+def _router_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[ParameterPart]:
+    yield ParameterPart(f"{at}{ROUTER}.weight", (part.count, model.hidden_size), 0, 0, part.count)
+    if part.router_bias:
+        yield _whole(f"{at}{ROUTER}.bias", part.count)
+    if router_rule(model).has_bias:
+        yield _whole(f"{at}{BALANCE}", part.count)
+
+
+def _expert_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
+    hidden, inner, held = model.hidden_size, part.ffn_size, shard.experts(part.count)
+    for name, rows, columns in ((INWARD, 2 * inner, hidden), (OUTWARD, hidden, inner)):
+        yield ParameterPart(f"{at}{name}", (part.count, rows, columns), 0, *held)
+        if part.bias:
+            yield ParameterPart(f"{at}{name}_bias", (part.count, rows), 0, *held)
+
+
+def _shared_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
+    yield from _dense_parts(f"{at}{SHARED}.", model, Dense(ffn_size=part.shared, bias=part.shared_bias), shard)
+    if part.shared_gate:
+        yield ParameterPart(f"{at}{SHARED_GATE}", (1, model.hidden_size), 0, 0, 1)
+
+
 def _rows(name: str, shape: tuple[int, int], own: Range, has_bias: bool) -> Iterator[ParameterPart]:
     """A matrix whose output is cut, and its bias."""
     yield ParameterPart(f"{name}.weight", shape, 0, *own)
@@ -110,6 +148,7 @@ def stage_parts(
 ) -> Iterator[ParameterPart]:
     """The parts of a stage with ranges of layers; `first` holds the embedding, `last` final norm and LM head."""
     matrix, rows = (model.vocab_size, model.hidden_size), shard.even(model.vocab_size)
+    first, last = first and not shard.hosts, last and not shard.hosts
     if first:
         yield ParameterPart(EMBEDDING, matrix, 0, *rows)
     for start, end in layers:

@@ -17,13 +17,38 @@ def split(total: int, count: int) -> list[Range]:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertCell:
+    """The `ranks`, ascending, that share the experts of a stage's layers, and the turn of each: the one whose turn is
+    first has the first experts. `counts` are the whole experts of each turn, if the plan states them."""
+
+    ranks: tuple[int, ...]
+    turns: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], counts: Sequence[int] = ()) -> "ExpertCell":
+        """That of ranks in the order of their turns."""
+        order = sorted(range(len(ranks)), key=lambda turn: ranks[turn])
+        return cls(tuple(ranks[turn] for turn in order), tuple(order), tuple(counts))
+
+    def experts(self, total: int) -> tuple[Range, ...]:
+        """Of so many experts of a layer those of each rank: as stated, or as even as whole ones allow."""
+        by_turn = list(pairwise([0, *accumulate(self.counts)])) if self.counts else split(total, len(self.ranks))
+        return tuple(by_turn[turn] for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
 class RankShard:
     """The share of rank number `rank` of a TP group of `count` ranks; `heads` are the query heads of each of them, if
-    the plan states them."""
+    the plan states them. Of experts it is the share of the rank at a `place` in a `cell` (None: all); one that `hosts`
+    them alone has nothing else."""
 
     rank: int = 0
     count: int = 1
     heads: tuple[int, ...] = ()
+    cell: ExpertCell | None = None
+    place: int = 0
+    hosts: bool = False
 
     def share(self, total: int) -> Range:
         """Of the heads or columns of a layer: in proportion to stated heads, else as even as whole ones allow."""
@@ -37,6 +62,10 @@ class RankShard:
         them too."""
         (first, end), size = self.share(heads), heads // groups
         return (first // size, -(-end // size)) if end > first else (0, 0)
+
+    def experts(self, total: int) -> Range:
+        """Of the experts of a layer, whole ones."""
+        return (0, total) if self.cell is None else self.cell.experts(total)[self.place]
 
     def even(self, total: int) -> Range:
         """Of what is cut as evenly as possible, whatever heads are stated: rows of the vocabulary."""
@@ -60,8 +89,8 @@ class ParameterPart:
 
     @property
     def decays(self) -> bool:
-        """Whether AdamW decays it: matrices, but neither norms nor biases."""
-        return len(self.shape) > 1
+        """Whether AdamW decays it: matrices, but neither norms nor biases, of which each expert has one."""
+        return len(self.shape) > 1 and not self.name.endswith("bias")
 
 
 def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tuple[RankShard, ...]:

@@ -20,7 +20,7 @@ from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name, layer_
 from runtime.mapping.parts import ParameterPart, RankShard
 from runtime.model.attention_part import AttentionPart
 from runtime.model.functions import rms_norm
-from runtime.model.layer import LayerCall, LayerRun, Layers, PartCall, layer_run
+from runtime.model.layer import LayerCall, LayerRun, Layers, PartCall, hosted_layer_run, layer_run
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
 from runtime.model.projections import Weights
 from runtime.model.tensor_parallel import RankTpGroup
@@ -125,6 +125,31 @@ class DecoderChunk:
 
     def _normed(self, x_tbh: Tensor) -> Tensor:
         return rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
+
+
+class HostChunk(DecoderChunk):
+    """That of a rank that hosts experts alone: hidden states of no samples go through it, so that its forwards and
+    backwards join the exchanges of the ranks whose tokens come to its experts. `like` has their type and device."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        chunk: Chunk,
+        shard: RankShard,
+        tp: RankTpGroup,
+        calls: Mapping[Part, PartCall],
+        weights: Weights,
+        like: Tensor,
+    ) -> None:
+        super().__init__(model, chunk, shard, tp, calls, weights, run=hosted_layer_run)
+        self._like = like
+
+    def _embedded(self, tokens_tb: Tensor) -> Tensor:
+        return self._like.new_zeros(*tokens_tb.shape, self._model.hidden_size, requires_grad=True)
+
+    def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
+        """The sum of none."""
+        return x_tbh.sum()
 
 
 def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:

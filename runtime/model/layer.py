@@ -37,6 +37,18 @@ class PartCall(Protocol):
         ...
 
 
+class NoPart:
+    """A part of which a rank that hosts experts alone has nothing: what it makes of no tokens is none."""
+
+    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+        """As a `PartCall`."""
+        return x_tbh
+
+    def tensors(self) -> list[Tensor]:
+        """Nothing lasts."""
+        return []
+
+
 class SublayerCall(NamedTuple):
     """A sublayer: the name of its norm, and what its parts compute."""
 
@@ -72,6 +84,14 @@ def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) 
             of_part = documents[number] if number < len(documents) else None
             x_tbh = x_tbh + part(own, normed, of_part, call.is_selective)
             number += 1
+    return x_tbh
+
+
+def hosted_layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+    """A layer on a rank that hosts experts alone: without tokens and norms, it takes part in the exchanges."""
+    for _, parts in call.sublayers:
+        for part in parts:
+            x_tbh = x_tbh + part(own, x_tbh, None, False)
     return x_tbh
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from hexiopt.problem.kinds import Attention, Dense, Part
+from hexiopt.problem.kinds import Attention, Dense, Experts, Part
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import layer_kinds
 from runtime.mapping.parts import Range, RankShard
 from runtime.model.attention import AttentionCall, WholeAttention
 from runtime.model.attention_part import AttentionPart
 from runtime.model.dense_part import DensePart
-from runtime.model.layer import PartCall
+from runtime.model.layer import NoPart, PartCall
 from runtime.model.rope import Rope
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -23,19 +23,25 @@ def part_calls(
     tokens: Sequence[Range],
     like: Tensor,
     attend: Callable[[Attention], AttentionCall] | None = None,
+    route: Callable[[Experts], PartCall] | None = None,
 ) -> Mapping[Part, PartCall]:
     """The parts of all layers, of which the rank holds `shard` and has `tokens` between its collectives.
 
     `like` has the type and device of hidden states. `attend` makes the attention itself (None: over `tokens`, which are
-    all of a sequence).
+    all of a sequence), and `route` what is computed of experts, where there are such.
     """
     seq_len = sum(end - first for first, end in tokens)
     rope, calls = Rope(model.head_dim, model.rope_theta, tokens, like), dict[Part, PartCall]()
     for part in dict.fromkeys(part for kind in layer_kinds(model) for part in kind.parts):
         match part:
-            case Attention():
+            case Attention() if not shard.hosts:
                 whole = WholeAttention(part, shard, seq_len, like) if attend is None else attend(part)
                 calls[part] = AttentionPart(part, model.norm_eps, tp, rope, whole)
+            case Experts():
+                assert route is not None, "somebody brings tokens to experts"
+                calls[part] = route(part)
+            case _ if shard.hosts:
+                calls[part] = NoPart()
             case Dense():
                 calls[part] = DensePart(tp)
             case _:

@@ -53,7 +53,7 @@ class LateProducts:
     def run(self, micro_batch: int, layer: int) -> None:
         """Compute the gradients of a layer's weights, in the order in which they were put off, and add them."""
         with torch.no_grad():
-            for compute in self._todo.pop((micro_batch, layer)):
+            for compute in self._todo.pop((micro_batch, layer), ()):
                 compute()
 
 

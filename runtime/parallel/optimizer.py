@@ -7,6 +7,7 @@ bucket. Those of a bucket without one are laid out flat while it is stepped.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -94,9 +95,11 @@ class Optimizer:
         self._steps.fill_(step)
 
     @torch.no_grad()
-    def step(self, lr: float, own_loss: Tensor, *, stops: bool = False) -> Tensor:
+    def step(
+        self, lr: float, own_loss: Tensor, moves: Mapping[str, Tensor] = MappingProxyType({}), *, stops: bool = False
+    ) -> Tensor:
         """Clip, step, and begin to give every holder the new weights, those first that a forward needs first. The host
-        waits for nothing.
+        waits for nothing. `moves` are added to parameters that no gradient moves, whole and by name.
 
         Returns, in float64, the sum of all ranks' `own_loss` (a scalar), the squared norm of all gradients before
         clipping, the number of ranks that asked for a stop, and the squared norm of the gradients that this rank holds.
@@ -112,6 +115,7 @@ class Optimizer:
         for bucket, master, moments in self._all(self._turns):
             began = time.time()
             self._step_bucket(bucket, master, moments, lr, divisor)
+            _move(bucket, master, moves)
             if self._pace is not None:
                 pace_until(began, self._pace.optimizer_s * len(master) / elements)
             self._gathers.begin(bucket, master, self._dtype)
@@ -152,6 +156,16 @@ class Optimizer:
             if bucket.counts:
                 counted += squares
         return counted, held
+
+
+def _move(bucket: Bucket, master: Tensor, moves: Mapping[str, Tensor]) -> None:
+    """Add to the rank's share of the exact weights of a bucket."""
+    share = bucket.share
+    for name, place in bucket.places.items():
+        low, high = max(place.at.start, share.start), min(place.at.stop, share.stop)
+        if name in moves and low < high:
+            first = place.at.start
+            master[low - share.start : high - share.start] += moves[name][low - first : high - first].to(master.dtype)
 
 
 def _length(bucket: Bucket) -> int:

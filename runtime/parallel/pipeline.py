@@ -208,7 +208,7 @@ class StageRunner:
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        of_samples = None if borders is None else borders(*samples)
+        of_samples = None if borders is None or not self._executor.num_samples else borders(*samples)
         parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
         if self._gathers.are_under_way:
             parts = [self._after_gathers(action, unit, part) for unit, part in enumerate(parts)]

@@ -25,12 +25,13 @@ from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.memory import States, Used, used
 from runtime.model.attention import AttentionCall
-from runtime.model.decoder import DecoderChunk
+from runtime.model.decoder import DecoderChunk, HostChunk
 from runtime.model.layer import compiled_layer_run, layer_run
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.pace import Pace
+from runtime.parallel.expert_parts import ExpertTraining, RankExperts
 from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.messages import StageMessages, like
@@ -73,6 +74,7 @@ class Trainee:
         message_precision: str = TRAINING,
         gradient_precision: str = TRAINING,
         is_compiled: bool = False,
+        experts: ExpertTraining = ExpertTraining(),
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -99,15 +101,31 @@ class Trainee:
             case layout:
                 tp = RankTpGroup(0, reads)
                 attend = partial(SequenceAttention, layout=layout, rank=rank, groups=groups, device=device)
-        calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
+        stage = line.stages[executor.stage]
+        self._experts = RankExperts(
+            model,
+            executor,
+            stage,
+            rank,
+            tp,
+            groups,
+            self.weights,
+            experts,
+            device,
+            seq_len=seq_len,
+            batch=global_batch,
+        )
+        calls = part_calls(model, shard, tp, reads, like(dtype, device), attend, self._experts.part)
         tables = {id(table): table for call in calls.values() for table in call.tensors()}
         self._tables = tuple(tables.values())
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
-        # puts off; and under ZeRO-3 what parameters hold comes and goes.
-        is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3 and not plan.schedule.splits
-        run = compiled_layer_run(tp) if is_graph else layer_run
+        # puts off, nor the sizes of exchanges; and under ZeRO-3 what parameters hold comes and goes.
+        is_whole = not executor.parts_tokens and not plan.schedule.splits and not model.shares_experts
+        run = compiled_layer_run(tp) if is_compiled and is_whole and plan.sharding.stage < 3 else layer_run
         chunks = [
-            DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
+            HostChunk(model, chunk, shard, tp, calls, self.weights, like(dtype, device))
+            if shard.hosts
+            else DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
         self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
@@ -155,6 +173,7 @@ class Trainee:
         pace: Pace | None = None,
         times: StepTimes | None = None,
         is_compiled: bool = False,
+        experts: ExpertTraining = ExpertTraining(),
     ) -> "Trainee":
         """That of a plan for `problem`, which states the model, the batch, its cluster, and how gradients are kept."""
         workload = problem.workload
@@ -176,6 +195,7 @@ class Trainee:
             message_precision=workload.message_precision,
             gradient_precision=workload.gradient_precision,
             is_compiled=is_compiled,
+            experts=experts,
         )
 
     def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
@@ -201,7 +221,8 @@ class Trainee:
         documents. Every rank's outcome says whether any `stops`: all learn it after the same step."""
         began = self._clock.mark()
         own_loss = self.pipeline.step(sequences, self._tokens, borders)
-        sums = self.optimizer.step(lr, self._counted(own_loss), stops=stops)
+        moves = self._experts.bias_moves()
+        sums = self.optimizer.step(lr, self._counted(own_loss), moves, stops=stops)
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
 
@@ -304,7 +325,7 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     than there.
     """
     if not part.decays:
-        return torch.full(part.local_shape, 0.0 if part.name.endswith(".bias") else 1.0, device=device)
+        return torch.full(part.local_shape, 0.0 if part.name.endswith("bias") else 1.0, device=device)
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
     found = torch.empty(part.local_shape, device=device)

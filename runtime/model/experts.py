@@ -1,0 +1,180 @@
+"""Experts of a layer on one rank: whole ones, to which the ranks of a cell bring the tokens that they choose.
+
+Tokens are routed where they are between attention and MLP: of a TP group each rank has its own. Shared columns, which
+all tokens take, are cut over the TP group as those of an MLP. Shapes: t own tokens, B samples, H hidden; R rows, which
+are copies of tokens, ordered by expert; n experts of the rank, F columns of each.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hexiopt.problem.kinds import Experts
+from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
+from runtime.memory import count_saved
+from runtime.model.functions import applied, gated_silu
+from runtime.model.projections import Weights, columns, row
+from runtime.model.router import ExpertLoads, RouterRule, SequenceBalance, choose, router_logits
+from runtime.model.tensor_parallel import LateProducts, RankTpGroup
+
+
+class ExpertRows(NamedTuple):
+    """Where the rows of each of a rank's experts are: how many there are, and on the device where they end [n]."""
+
+    counts: Sequence[int]
+    ends: Tensor
+
+
+class TokenExchange(Protocol):
+    """A way to bring copies of tokens to experts, and what those make of them back."""
+
+    def __call__(
+        self,
+        x_nh: Tensor,
+        experts_nk: Tensor,
+        weights_nk: Tensor,
+        run: Callable[[Tensor, ExpertRows], Tensor],
+        meanwhile: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """The weighted sums over each token's experts [N, H], of which `run` computes the rank's own [R, H]; and what
+        is computed `meanwhile` the exchange is added."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """What lasts."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """The activation of gpt-oss: (up + 1) · gate · sigmoid(alpha · gate), where both are clamped to `limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertsPart:
+    """What a rank computes of the experts `part` of a layer. `clamped` replaces silu(gate) · up; `loads` count choices
+    where biases balance them; a rank that `hosts` experts alone has no tokens, and no router."""
+
+    part: Experts
+    rule: RouterRule
+    exchange: TokenExchange
+    tp: RankTpGroup
+    balance: SequenceBalance | None = None
+    loads: ExpertLoads | None = None
+    clamped: ClampedGate | None = None
+    hosts: bool = False
+
+    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+        """As a `PartCall`; it mixes no tokens."""
+        flat, run = x_tbh.flatten(0, 1), partial(self._run, own)
+        if self.hosts:
+            none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
+            return self.exchange(flat, none, none.to(x_tbh.dtype), run).view_as(x_tbh)
+        logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
+        choice = choose(logits, self.rule, self.part.top_k, bias)
+        if self.loads is not None and bias is not None:
+            self.loads.add(bias, choice.experts)
+        meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
+        sums = self.exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
+        return sums if self.balance is None else self.balance.added(sums, choice)
+
+    def tensors(self) -> list[Tensor]:
+        """What lasts."""
+        return self.exchange.tensors()
+
+    def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
+        inner = gated_silu(*columns(own, self.tp, x_tbh, f"{SHARED}.gate_proj", f"{SHARED}.up_proj"))
+        outer = row(own, self.tp, inner, f"{SHARED}.down_proj")
+        if self.part.shared_gate:
+            outer = outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid()
+        return outer.flatten(0, 1)
+
+    def _run(self, own: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
+        late = self.tp.late
+        gate, up = grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late).chunk(2, -1)
+        activated = gated_silu(gate, up) if self.clamped is None else _clamped(self.clamped, gate, up)
+        return grouped_product(activated, own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
+
+
+def _clamped(rule: ClampedGate, gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=rule.limit), up.clamp(-rule.limit, rule.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * rule.alpha))
+
+
+# ------------------------------------------------------------------ grouped products
+
+
+def grouped_product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, of: ExpertRows, late: LateProducts | None = None
+) -> Tensor:
+    """The rows [R, in] of each expert times its own matrix [n, out, in], transposed, plus its bias [n, out], if any."""
+    products: Tensor = applied(_GroupedProduct, rows, weight, bias, of, late)
+    return products
+
+
+_ALIGNED_BYTES = 16  # of the strides of what torch's grouped product takes
+_GROUPED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _is_grouped(weight: Tensor) -> bool:
+    """Whether torch has one kernel for all experts."""
+    aligned = all(width * weight.itemsize % _ALIGNED_BYTES == 0 for width in weight.shape[1:])
+    return weight.dtype in _GROUPED and aligned
+
+
+def _times(rows: Tensor, weight: Tensor, of: ExpertRows) -> Tensor:
+    """[R, a] times [n, a, b]."""
+    if rows.dtype in _GROUPED and _is_grouped(weight.mT):
+        return functional.grouped_mm(rows.contiguous(), weight, offs=of.ends)
+    return torch.cat([some.mm(one) for some, one in zip(rows.split_with_sizes(of.counts), weight, strict=True)])
+
+
+def _of_weight(grad: Tensor, rows: Tensor, like: Tensor, of: ExpertRows) -> Tensor:
+    """[n, out, in] of [R, out] and [R, in]."""
+    if _is_grouped(like):
+        return functional.grouped_mm(grad.contiguous().t(), rows.contiguous(), offs=of.ends)
+    pairs = zip(grad.split_with_sizes(of.counts), rows.split_with_sizes(of.counts), strict=True)
+    return torch.stack([mine.t().mm(some) for mine, some in pairs])
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Its backward may put the gradients of the weight off, as those of other products of a layer."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *others: Any) -> Tensor:
+        weight, bias, of, late = others
+        ctx.of, ctx.late, ctx.has_bias = of, late, bias is not None
+        ctx.weight = weight if late is not None else None
+        ctx.save_for_backward(rows, weight)
+        products = _times(rows, weight.mT, of)
+        if bias is not None:
+            counts = of.ends.diff(prepend=of.ends.new_zeros(1))
+            products += bias.repeat_interleave(counts, 0, output_size=len(rows))
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        (grad,) = grads
+        of_rows, of_weight = _times(grad, weight, ctx.of), None
+        if ctx.late is not None and ctx.late.takes(ctx.weight):
+            add = partial(_add_product, rows, grad, ctx.weight, ctx.of, count_saved(rows, grad))
+            ctx.late.put(ctx.weight, add)
+        else:
+            of_weight = _of_weight(grad, rows, weight, ctx.of)
+        of_bias = torch.stack([mine.sum(0) for mine in grad.split_with_sizes(ctx.of.counts)]) if ctx.has_bias else None
+        return of_rows, of_weight, of_bias, None, None
+
+
+def _add_product(rows: Tensor, grad: Tensor, weight: Tensor, of: ExpertRows, held: Sequence[Any]) -> None:
+    """Add to the gradient of `weight`. `held` counts what that needs."""
+    gradient = _of_weight(grad, rows, weight, of)
+    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
