@@ -1,9 +1,10 @@
 """Plans train as one process does: gradients and loss curves, in float64."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -88,13 +89,14 @@ def equal_one_process(
     seq_len: int = SEQ_LEN,
     run: RunRanks = run_ranks,
     alone: AbstractContextManager[Any] | None = None,
+    everywhere: Mapping[str, Any] = MappingProxyType({}),
     **more: Any,
 ) -> tuple[float, float]:
     """Returns the largest relative errors of a gradient and of a loss. The one process trains within `alone`, the
-    trainees of the plan get what is in `more`."""
+    trainees of the plan get what is in `more`, all get what is `everywhere`."""
     plan, model, batch = case
     with alone or nullcontext():
-        ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run)
+        ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run, **everywhere)
     of_gradients = of_losses = 0.0
     of_name = {}
     for parts, flat, _ in reference:
@@ -103,7 +105,7 @@ def equal_one_process(
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, seq_len, run, **more):
+    for gradients, losses in train(plan, model, batch, steps, seq_len, run, **everywhere, **more):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
