@@ -24,6 +24,7 @@ from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
+from runtime.mapping.expert_limits import untrainable_experts
 from runtime.mapping.model_parts import stage_parts
 from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, shards, split
 
@@ -104,7 +105,7 @@ class RankExecutor:
         return self.tokens(seq_len)[self.ranks.index(rank)] if self.parts_tokens else ((0, seq_len),)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """The ranks that communicate within the executor: all, those of each all-to-all group, and those of its cell."""
+        """The ranks that communicate within the executor: all, those of each all-to-all group, those of its cell."""
         groups = self.sequence.groups if self.sequence else ()
         if len(groups) != 1:
             yield self.ranks
@@ -258,6 +259,8 @@ def untrainable(
     for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
         if value != only:
             return f"workload.{name}: {value} cannot be trained yet, only planned; take {only}"
+    if (refusal := untrainable_experts(model, workload, plan)) is not None:
+        return refusal
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
@@ -326,23 +329,20 @@ def _executors(
             sequence = replace(layout, groups=tuple(groups))
             ranks = tuple(sorted(rank for group in groups for rank in group.devices))
             yield RankExecutor(p, s, 0, ranks, (RankShard(),) * len(ranks), (0, micro_batch_size), chunks, sequence)
-        case TensorParallel(degree=int(degree)) as group if group.num_replicas > 1:
-            size, rest = divmod(micro_batch_size, group.num_replicas)
-            if rest:
-                raise InputError(
-                    f"stage {s} of pipeline {p} divides micro-batches of {micro_batch_size} sequences among "
-                    f"{group.num_replicas} replicas; plan with a multiple"
-                )
-            members = [(devices, size) for devices in group.parameter_copies]
+        case TensorParallel(degree=int()) as group if group.num_replicas > 1:
+            size = micro_batch_size // group.num_replicas
+            members: list[tuple[Sequence[int], int]] = [(devices, size) for devices in group.parameter_copies]
             yield from _sharing(p, s, members, chunks, model, rank_of)
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
                 ranks, heads = [rank_of[device] for device in replica.devices], replica.heads
                 cell = ExpertCell.of(ranks) if model.shares_experts and len(ranks) > 1 else None
-                yield RankExecutor(p, s, r, *_in_rank_order(ranks, shards(model, len(ranks), heads), cell), samples, chunks)
+                yield RankExecutor(
+                    p, s, r, *_in_rank_order(ranks, shards(model, len(ranks), heads), cell), samples, chunks
+                )
         case ExpertParallel() as group:
-            members = list(zip(group.parameter_copies, group.samples_of_copies, strict=True))
+            members = [*zip(group.parameter_copies, group.samples_of_copies, strict=True)]
             yield from _sharing(p, s, members, chunks, model, rank_of, group.experts)
         case never:
             assert_never(never)

@@ -53,9 +53,9 @@ def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Para
     """The parts of a decoder layer that a rank holds."""
     at = layer_prefix(layer)
     if shard.hosts:
-        for part in layer_kinds(model)[layer].channels:
-            if isinstance(part, Experts):
-                yield from _expert_parts(at, model, part, shard)
+        experts = layer_kinds(model)[layer].experts
+        if experts is not None:
+            yield from _expert_parts(at, model, experts, shard)
         return
     for sublayer in sublayers(layer_kinds(model)[layer]):
         yield _whole(f"{at}{sublayer.norm}.weight", model.hidden_size)

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from hexiopt.problem.kinds import Experts
 from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
-from runtime.memory import count_saved
+from runtime.mapping.router_rules import RouterRule
 from runtime.model.functions import applied, gated_silu
 from runtime.model.projections import Weights, columns, row
-from runtime.model.router import ExpertLoads, RouterRule, SequenceBalance, choose, router_logits
+from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
+from runtime.saved import count_saved
 
 
 class ExpertRows(NamedTuple):

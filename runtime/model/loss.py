@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import saved_as
 from runtime.model.functions import applied
 from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
+from runtime.saved import saved_as
 
 
 def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
     """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-    with saved_as("logits", beside=logits_tbv.nbytes):
+    with saved_as("logits", transient_bytes=logits_tbv.nbytes):
         found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
     return found
 
@@ -32,8 +32,8 @@ def chunked_cross_entropy(
     does, which knows no ranks. Those of the weight are summed over chunks in its own precision.
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
-    beside = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
-    with saved_as("logits", beside):
+    transient_bytes = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
+    with saved_as("logits", transient_bytes):
         found: Tensor = applied(_ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens)
     return found
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from runtime.mapping.router_rules import OF_CHOSEN, SOFTMAX, RouterRule
 from runtime.model.functions import applied
 
+
 class Choice(NamedTuple):
     """The `experts` of each token [N, k], their `weights` [N, k], and the `shares` of all experts, summing to one [N,
     E], of which a loss makes loads even. Experts are in the order of their scores, the lower number first of equals."""

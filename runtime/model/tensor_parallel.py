@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import count_saved
 from runtime.model.functions import applied
+from runtime.saved import count_saved
 
 
 class LateProducts:

@@ -33,10 +33,13 @@ class ExpertTraining:
     bias_rate: float = 1e-3
 
 
+EXPERTS = ExpertTraining()
+
+
 class RankExperts:
     """Makes the parts with experts of a rank, and knows the loads of its experts by tokens of the rank.
 
-    `executors` are all of its stage; `batch` sequences of `seq_len` tokens are those of a step.
+    `executors` are all of its stage, `batch` the sequences of a step and their tokens.
     """
 
     def __init__(
@@ -44,24 +47,21 @@ class RankExperts:
         model: ModelSpec,
         executor: RankExecutor,
         executors: Sequence[RankExecutor],
-        rank: int,
         tp: RankTpGroup,
         groups: ProcessGroups,
         weights: Mapping[str, Tensor],
         settings: ExpertTraining,
-        device: torch.device,
-        *,
-        seq_len: int,
-        batch: int,
+        batch: tuple[int, int],
     ) -> None:
-        self._model, self._tp, self._settings, self._rank = model, tp, settings, rank
-        self._executor, self._groups, self._seq_len, self._batch = executor, groups, seq_len, batch
-        self._device = device
-        self._shard: RankShard = executor.shards[executor.ranks.index(rank)]
+        self._model, self._executor, self._tp, self._groups = model, executor, tp, groups
+        self._settings, self._rank = settings, dist.get_rank()
+        self._batch, self._seq_len = batch
+        self._device = next((weight.device for weight in weights.values()), torch.device("cpu"))
+        self._shard: RankShard = executor.shards[executor.ranks.index(self._rank)]
         self._tokens = {
             of_rank: member.num_samples * sum(end - first for first, end in runs)
             for member in executors
-            for of_rank, runs in zip(member.ranks, member.tokens(seq_len), strict=True)
+            for of_rank, runs in zip(member.ranks, member.tokens(self._seq_len), strict=True)
         }
         layers = enumerate(layer_kinds(model))
         with_experts = [(layer, part) for layer, kind in layers if (part := kind.experts) is not None]

@@ -136,7 +136,9 @@ class CellExchange:
         number = torch.arange(len(turn), device=turn.device) - before[turn[order]]  # among those of its expert
         row = torch.where(number < slots, turn[order] * slots + number, num_rows)
         rows = torch.empty_like(turn).scatter_(0, order, row)
-        source = turn.new_full((num_rows + 1,), len(turn)).scatter_(0, rows, torch.arange(len(turn), device=turn.device))
+        source = turn.new_full((num_rows + 1,), len(turn)).scatter_(
+            0, rows, torch.arange(len(turn), device=turn.device)
+        )
         came = [n * self._held[self._place] for n in self._slots]
         return _Copies(source[:-1], rows, True, [slots * held for held in self._held], came)
 

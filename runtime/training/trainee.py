@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import isfinite, nan, prod, sqrt
 from typing import Any
@@ -23,17 +22,16 @@ from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
-from runtime.memory import States, Used, used
 from runtime.model.attention import AttentionCall
 from runtime.model.decoder import DecoderChunk, HostChunk
 from runtime.model.layer import compiled_layer_run, layer_run
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
-from runtime.pace import Pace
-from runtime.parallel.expert_parts import ExpertTraining, RankExperts
+from runtime.parallel.expert_parts import EXPERTS, ExpertTraining, RankExperts
 from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
@@ -49,9 +47,9 @@ class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`, sums of gradients
-    `gradient_precision` (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
+    over all holders where no cluster is given. The loss has the logits of `loss_chunk_tokens` at once (None: of all).
+    Messages between stages have `message_precision`, sums of gradients `gradient_precision`
+    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -68,13 +66,13 @@ class Trainee:
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
         cluster: Cluster | None = None,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
         message_precision: str = TRAINING,
         gradient_precision: str = TRAINING,
         is_compiled: bool = False,
-        experts: ExpertTraining = ExpertTraining(),
+        experts: ExpertTraining = EXPERTS,
     ) -> None:
         self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
@@ -101,23 +99,11 @@ class Trainee:
             case layout:
                 tp = RankTpGroup(0, reads)
                 attend = partial(SequenceAttention, layout=layout, rank=rank, groups=groups, device=device)
-        stage = line.stages[executor.stage]
-        self._experts = RankExperts(
-            model,
-            executor,
-            stage,
-            rank,
-            tp,
-            groups,
-            self.weights,
-            experts,
-            device,
-            seq_len=seq_len,
-            batch=global_batch,
-        )
+        stage, batch = line.stages[executor.stage], (global_batch, seq_len)
+        self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, experts, batch)
         calls = part_calls(model, shard, tp, reads, like(dtype, device), attend, self._experts.part)
         tables = {id(table): table for call in calls.values() for table in call.tensors()}
-        self._tables = tuple(tables.values())
+        self.tables = list(tables.values())
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off, nor the sizes of exchanges; and under ZeRO-3 what parameters hold comes and goes.
         is_whole = not executor.parts_tokens and not plan.schedule.splits and not model.shares_experts
@@ -128,12 +114,11 @@ class Trainee:
             else DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
+        self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
         of_units = unit_buckets(executor, rank, shared, model)
-        self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
+        self.units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
-        latency_s = None if pace is None else pace.latency_s
-        self._messages = messages = StageMessages(
+        self.messages = messages = StageMessages(
             line,
             executor,
             rank,
@@ -141,21 +126,20 @@ class Trainee:
             model.hidden_size,
             like(dtype, device),
             groups,
-            latency_s,
             message_precision,
+            hooks,
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = expected.replaced(_row_of_rank_0(expected.numbers() if pace is None else pace.expected, device))
+        agreed = expected.replaced(_row_of_rank_0(expected.numbers(), device))
         if plan.schedule.splits:
-            turns = expected.turns(self.layout) if pace is None else pace.turns
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(turns, device))
+            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, pace
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, hooks
         )
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, hooks)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
@@ -170,10 +154,10 @@ class Trainee:
         settings: AdamW,
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         is_compiled: bool = False,
-        experts: ExpertTraining = ExpertTraining(),
+        experts: ExpertTraining = EXPERTS,
     ) -> "Trainee":
         """That of a plan for `problem`, which states the model, the batch, its cluster, and how gradients are kept."""
         workload = problem.workload
@@ -189,7 +173,7 @@ class Trainee:
             initial=initial,
             timeout_s=timeout_s,
             cluster=problem.cluster,
-            pace=pace,
+            hooks=hooks,
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
             message_precision=workload.message_precision,
@@ -245,30 +229,6 @@ class Trainee:
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
-
-    def states(self) -> States:
-        """What lasts of the rank's memory."""
-        return States(
-            weights=(
-                *self.weights.values(),
-                *(bucket.weight for bucket in self.buckets if bucket.weight is not None),
-            ),
-            gradients=tuple(bucket.gradient for bucket in self.buckets),
-            masters=tuple(master for master in self.optimizer.masters if master is not None),
-            moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
-            tables=self._tables,
-        )
-
-    def used(self, sequences: Sequences) -> Used:
-        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
-        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
-        found = used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
-        parts = replace(
-            found.parts,
-            weights=found.parts.weights + self._units.most_bytes,
-            gradients=found.parts.gradients + self._sync.most_bytes,
-        )
-        return replace(found, parts=parts)
 
 
 class StepOutcome:

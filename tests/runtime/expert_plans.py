@@ -28,7 +28,9 @@ SHAPES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_size: int = 11) -> ModelSpec:
     """A model whose layers have experts, but for the first ones."""
     fields, router = SHAPES[model_type]
-    attention = Attention(heads=6, kv_heads=3, qk_dim=2, v_dim=2, qk_norm="head" if model_type == "qwen3_moe" else "none")
+    attention = Attention(
+        heads=6, kv_heads=3, qk_dim=2, v_dim=2, qk_norm="head" if model_type == "qwen3_moe" else "none"
+    )
     experts = Experts(count=COUNT, top_k=2, ffn_size=5, **fields)  # type: ignore[arg-type]
     first = LayerKind((attention,), (Dense(ffn_size=9),))
     layers = (first,) * dense_layers + (LayerKind((attention,), (experts,)),) * (num_layers - dense_layers)
@@ -83,9 +85,7 @@ def _parallelism(rng: random.Random, stage: Stage, size: int, *, aligned: bool) 
     return group
 
 
-def random_expert_plan(
-    rng: random.Random, model_type: str, max_ranks: int = 6
-) -> tuple[Plan, ModelSpec, int]:
+def random_expert_plan(rng: random.Random, model_type: str, max_ranks: int = 6) -> tuple[Plan, ModelSpec, int]:
     """As `random_plan` or `random_aligned_plan`, of a model with experts; some backwards are split."""
     aligned = rng.random() < 0.25
     make = random_aligned_plan if aligned else random_plan

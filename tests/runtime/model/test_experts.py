@@ -1,4 +1,4 @@
-"""Grouped products are the loop over experts, in types in which torch has a kernel and in those in which it has none."""
+"""Grouped products are the loop over experts, in types for which torch has a kernel, and in others."""
 
 import pytest
 import torch

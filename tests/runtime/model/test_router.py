@@ -66,7 +66,8 @@ def test_logits_of_bf16_are_exact_products() -> None:
     logits.square().sum().backward()  # type: ignore[no-untyped-call]
     expected.square().sum().backward()  # type: ignore[no-untyped-call]
     for one, copy in zip((x, weight, bias), copies, strict=True):
-        assert one.grad is not None and copy.grad is not None
+        assert one.grad is not None
+        assert copy.grad is not None
         torch.testing.assert_close(one.grad, copy.grad.bfloat16(), atol=0, rtol=0)
 
 
@@ -84,7 +85,8 @@ def test_the_balance_loss_of_a_sequence_has_the_gradient_of_its_formula() -> Non
     through = SequenceBalance(weight, tokens, None).added(x, choice_of(ours))
     assert torch.equal(through, x)
     through.sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones_like(x))
 
     choice, total = choice_of(theirs), torch.zeros((), dtype=torch.float64)
     for b in range(samples):

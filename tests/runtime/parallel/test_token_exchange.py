@@ -68,13 +68,9 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
 
     def work(rank: int) -> Any:
         group = dist.new_group(list(range(len(tokens)))) if len(tokens) > 1 else None
-        exchange = CellExchange(
-            held, rank, group, torch.device("cpu"), capacity=capacity, num_tokens=tokens, top_k=TOP
-        )
+        exchange = CellExchange(held, rank, group, torch.device("cpu"), capacity=capacity, num_tokens=tokens, top_k=TOP)
         some = slice(*bounds[rank])
-        leaves = [
-            one.clone().requires_grad_() for one in (x[some], weights[some], matrices[slice(*held[rank])])
-        ]
+        leaves = [one.clone().requires_grad_() for one in (x[some], weights[some], matrices[slice(*held[rank])])]
 
         def run(rows: Tensor, of: ExpertRows) -> Tensor:
             return grouped_product(rows, leaves[2], None, of).tanh()

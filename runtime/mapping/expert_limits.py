@@ -1,0 +1,65 @@
+"""Which models with experts, and which plans of them, the runtime does not train."""
+
+from hexiopt.plan.parallelism import ExpertParallel, StageParallelism, TensorParallel
+from hexiopt.plan.plan import Plan, Stage
+from hexiopt.problem.kinds import Experts
+from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.workload import Workload
+from runtime.mapping.model_parts import layer_kinds
+
+
+def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None) -> str | None:
+    """Why the experts of a model cannot be trained so, with a remedy; None if they can, or there are none."""
+    parts = [kind.experts for kind in model.kinds if kind.experts is not None]
+    if not parts:
+        return None
+    where = f"model {model.name}"
+    for part in parts:
+        if (feature := _feature(part)) is not None:
+            return f"{where}: {feature} cannot be trained, only planned; take a model without"
+    if len({part.count for part in parts}) > 1:
+        counts = " and ".join(map(str, sorted({part.count for part in parts})))
+        return f"{where}: layers of {counts} experts cannot be trained together; give all equally many"
+    if any(kind.dense and kind.experts for kind in model.kinds):
+        return f"{where}: an MLP beside the experts of a layer cannot be trained; take a model without"
+    if model.extra_layers:
+        return f"{where}: layers that predict further tokens cannot be trained; set num_nextn_predict_layers to 0"
+    if workload.routing != "natural":
+        return f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
+    for p, pipeline in enumerate(() if plan is None else plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            fault = _fault(stage.parallelism, pipeline.micro_batch_size)
+            if fault is None and not _has_experts(model, stage) and 0 in _shares(stage.parallelism):
+                fault = "has devices for experts alone, and layers without experts; give it a layer with experts"
+            if fault is not None:
+                return f"stage {s} of pipeline {p} {fault}"
+    return None
+
+
+def _feature(part: Experts) -> str | None:
+    features = {
+        "experts without a gate": not part.gated,
+        "experts behind a projection": part.latent > 0,
+        "scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales),
+    }
+    return next((name for name, has in features.items() if has), None)
+
+
+def _fault(group: StageParallelism, micro_batch_size: int) -> str | None:
+    match group:
+        case ExpertParallel(waves=2):
+            return "has two waves, which cannot be trained, only planned; take one"
+        case TensorParallel() if micro_batch_size % group.num_replicas:
+            what = f"micro-batches of {micro_batch_size} sequences among {group.num_replicas} replicas"
+            return f"divides {what}; take a micro-batch size that they divide"
+        case _:
+            return None
+
+
+def _shares(group: StageParallelism) -> tuple[int, ...]:
+    return group.shares if isinstance(group, ExpertParallel) else ()
+
+
+def _has_experts(model: ModelSpec, stage: Stage) -> bool:
+    kinds = layer_kinds(model)
+    return any(kind.experts is not None for layers in stage.layers for kind in kinds[slice(*layers)])
