@@ -336,10 +336,10 @@ def _executors(
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
-                ranks, heads = [rank_of[device] for device in replica.devices], replica.heads
-                cell = ExpertCell.of(ranks) if model.shares_experts and len(ranks) > 1 else None
+                group_ranks, heads = [rank_of[device] for device in replica.devices], replica.heads
+                cell = ExpertCell.of(group_ranks) if model.shares_experts and len(group_ranks) > 1 else None
                 yield RankExecutor(
-                    p, s, r, *_in_rank_order(ranks, shards(model, len(ranks), heads), cell), samples, chunks
+                    p, s, r, *_in_rank_order(group_ranks, shards(model, len(group_ranks), heads), cell), samples, chunks
                 )
         case ExpertParallel() as group:
             members = [*zip(group.parameter_copies, group.samples_of_copies, strict=True)]

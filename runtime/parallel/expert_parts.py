@@ -13,7 +13,7 @@ from runtime.mapping.layout import RankExecutor
 from runtime.mapping.model_parts import BALANCE, layer_kinds, layer_prefix
 from runtime.mapping.parts import RankShard
 from runtime.mapping.router_rules import router_rule
-from runtime.model.experts import ExpertsPart
+from runtime.model.experts_part import ExpertsPart
 from runtime.model.router import ExpertLoads, SequenceBalance
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups

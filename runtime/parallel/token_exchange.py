@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
 from runtime.device import counts_now
-from runtime.model.experts import ExpertRows
+from runtime.model.experts_part import ExpertRows
 from runtime.model.functions import applied
 
 
@@ -88,7 +88,7 @@ class CellExchange:
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """As of `runtime.model.experts.TokenExchange`."""
+        """As of `runtime.model.experts_part.TokenExchange`."""
         turn = self._turn[experts_nk].flatten()
         if self._slots is not None:
             extra = None if meanwhile is None else meanwhile()

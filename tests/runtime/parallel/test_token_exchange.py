@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.mapping.parts import ExpertCell
-from runtime.model.experts import ExpertRows, grouped_product
+from runtime.model.experts_part import ExpertRows, grouped_product
 from runtime.parallel.token_exchange import CellExchange
 from tests.runtime.stream_order import run_in_order
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.model.experts import ExpertRows, grouped_product
+from runtime.model.experts_part import ExpertRows, grouped_product
 from runtime.model.tensor_parallel import LateProducts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
