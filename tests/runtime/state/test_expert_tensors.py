@@ -1,0 +1,81 @@
+"""Experts are read from, and written as, the tensors that transformers has in its files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from runtime.mapping.model_parts import INWARD, OUTWARD
+from runtime.mapping.parts import ParameterPart
+from runtime.state.expert_tensors import expert_tensors, read_experts, stored_experts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+COUNT, WIDTH, HIDDEN = 4, 6, 10
+SIZES = {
+    "vocab_size": 17,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "num_experts_per_tok": 2,
+}
+# Of each type: what its file states, and where it has experts.
+TYPES: dict[str, tuple[dict[str, Any], str]] = {
+    "mixtral": ({"intermediate_size": WIDTH, "num_local_experts": COUNT}, "block_sparse_moe"),
+    "qwen3_moe": ({"moe_intermediate_size": WIDTH, "num_experts": COUNT}, "mlp"),
+    "gpt_oss": ({"intermediate_size": WIDTH, "num_local_experts": COUNT}, "mlp"),
+}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_experts_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    transformers = pytest.importorskip("transformers")
+    values, module = TYPES[model_type]
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(model_type, **SIZES | values), dtype=torch.float32
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in theirs.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+    theirs.save_pretrained(tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
+    own = dict(theirs.named_parameters())
+    names = [name for name in own if ".experts." in name]
+    assert len(names) == (4 if model_type == "gpt_oss" else 2)
+    for name in names:
+        parameter = _as_here(own[name].detach(), name, model_type)
+        here = next(ours for ours in (INWARD, OUTWARD) if name.removesuffix("_bias").endswith(ours.split(".")[-1]))
+        here = f"model.layers.0.{here}{'_bias' if name.endswith('_bias') else ''}"
+        whole = ParameterPart(here, tuple(parameter.shape), 0, 0, COUNT)
+        tensors = expert_tensors(whole, model_type, here.replace(".mlp.", f".{module}."))
+        assert {tensor.name: tensor.shape for tensor in tensors} == {
+            tensor.name: tuple(files[tensor.name].shape) for tensor in tensors
+        }
+        for start, end in ((0, COUNT), (1, 3), (2, 2)):
+            part = ParameterPart(here, whole.shape, 0, start, end)
+            read = read_experts(part, tensors, lambda name, rows: files[name][rows])
+            assert torch.equal(read, parameter[start:end])
+        for stored, written in stored_experts(parameter, tensors):
+            assert torch.equal(files[stored], written)
+
+
+def _as_here(parameter: Tensor, name: str, model_type: str) -> Tensor:
+    """Transformers holds gpt-oss as its files do."""
+    if model_type != "gpt_oss":
+        return parameter
+    if name.endswith("gate_up_proj"):
+        return torch.cat([parameter[..., ::2], parameter[..., 1::2]], -1).mT
+    if name.endswith("gate_up_proj_bias"):
+        return torch.cat([parameter[..., ::2], parameter[..., 1::2]], -1)
+    return parameter.mT if name.endswith("down_proj") else parameter
+
+
+def test_other_parameters_are_not_of_experts() -> None:
+    part = ParameterPart("model.layers.0.mlp.down_proj.weight", (4, 4), 1, 0, 4)
+    assert expert_tensors(part, "mixtral", part.name) == []
