@@ -139,6 +139,12 @@ class TrainConfig:
     The learning rate warms up linearly in `warmup_steps`. `lr_schedule`: `cosine` then falls along a cosine to
     `min_lr_share` of `lr`, `wsd` stays and falls linearly in the last `decay_share` of all steps.
 
+    Of models with experts: with `expert_capacity`, a device sends an expert at most so many times the mean of what its
+    tokens send to an expert, and drops the rest; null drops nothing, so that no plan changes what is trained.
+    `sequence_balance` is the weight of a loss that balances the experts of each sequence, `expert_bias_rate` by how
+    much a step moves the biases that balance them, of models that have such. Losses that balance a batch, or a
+    micro-batch, would change with the plan: there are none.
+
     `on_failure` says what follows the loss or hang of a process or machine: `restart` resumes from the last checkpoint
     (and waits for a lost machine), `replan` does so with a plan without the lost devices, `stop` ends the run. The run
     fails after `max_restarts` restarts in a row without a new checkpoint. `replan` drops constraints on a plan's shape
@@ -188,6 +194,9 @@ class TrainConfig:
     weights: str | None = None
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
+    expert_capacity: float | None = None
+    sequence_balance: float = 0.0
+    expert_bias_rate: float = 1e-3
     loggers: list[str] = field(default_factory=list)
     trace_steps: int = 0
     on_failure: str = "restart"
@@ -218,6 +227,9 @@ class TrainConfig:
             section.number(key, at_least=0, at_most=1.0)
         section.text("lr_schedule", choices=CHOICES["train.lr_schedule"])
         section.number("max_norm", above=0, at_most=1e9, default=None)
+        section.number("expert_capacity", above=0, at_most=1e6, default=None)
+        for key in ("sequence_balance", "expert_bias_rate"):
+            section.number(key, at_least=0, at_most=100.0)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.number("stop_s", at_least=0, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])

@@ -1,6 +1,6 @@
 """Which models with experts, and which plans of them, the runtime does not train."""
 
-from hexiopt.plan.parallelism import ExpertParallel, StageParallelism, TensorParallel
+from hexiopt.plan.parallelism import ExpertParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
@@ -28,11 +28,13 @@ def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None)
         return f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            fault = _fault(stage.parallelism, pipeline.micro_batch_size)
-            if fault is None and not _has_experts(model, stage) and 0 in _shares(stage.parallelism):
-                fault = "has devices for experts alone, and layers without experts; give it a layer with experts"
-            if fault is not None:
-                return f"stage {s} of pipeline {p} {fault}"
+            group, at = stage.parallelism, f"stage {s} of pipeline {p}"
+            if not isinstance(group, ExpertParallel):
+                continue
+            if group.waves > 1:
+                return f"{at} has two waves, which cannot be trained, only planned; take one"
+            if 0 in group.shares and not _has_experts(model, stage):
+                return f"{at} has devices for experts alone, and no layer with experts; give it one"
     return None
 
 
@@ -43,21 +45,6 @@ def _feature(part: Experts) -> str | None:
         "scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales),
     }
     return next((name for name, has in features.items() if has), None)
-
-
-def _fault(group: StageParallelism, micro_batch_size: int) -> str | None:
-    match group:
-        case ExpertParallel(waves=2):
-            return "has two waves, which cannot be trained, only planned; take one"
-        case TensorParallel() if micro_batch_size % group.num_replicas:
-            what = f"micro-batches of {micro_batch_size} sequences among {group.num_replicas} replicas"
-            return f"divides {what}; take a micro-batch size that they divide"
-        case _:
-            return None
-
-
-def _shares(group: StageParallelism) -> tuple[int, ...]:
-    return group.shares if isinstance(group, ExpertParallel) else ()
 
 
 def _has_experts(model: ModelSpec, stage: Stage) -> bool:

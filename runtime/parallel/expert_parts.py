@@ -22,15 +22,15 @@ from runtime.parallel.token_exchange import CellExchange
 
 @dataclass(frozen=True)
 class ExpertTraining:
-    """How experts are trained. With a `capacity`, a rank sends an expert at most so many times the mean of what its
-    tokens send to an expert, and drops the rest; None: nothing is dropped. `sequence_balance` is the weight of the
-    balance loss of each sequence (DeepSeek-V3: 1e-4), `bias_rate` by how much a step moves the bias of an expert whose
-    load is not the mean, where the router has biases (arXiv 2408.15664; DeepSeek-V3: 1e-3).
+    """How experts are trained. With an `expert_capacity`, a rank sends an expert at most so many times the mean of what
+    its tokens send to an expert, and drops the rest; None: nothing is dropped. `sequence_balance` is the weight of the
+    balance loss of each sequence (DeepSeek-V3: 1e-4), `expert_bias_rate` by how much a step moves the bias of an expert
+    whose load is not the mean, where the router has biases (arXiv 2408.15664; DeepSeek-V3: 1e-3).
     """
 
-    capacity: float | None = None
+    expert_capacity: float | None = None
     sequence_balance: float = 0.0
-    bias_rate: float = 1e-3
+    expert_bias_rate: float = 1e-3
 
 
 EXPERTS = ExpertTraining()
@@ -65,7 +65,7 @@ class RankExperts:
         }
         layers = enumerate(layer_kinds(model))
         with_experts = [(layer, part) for layer, kind in layers if (part := kind.experts) is not None]
-        has_biases = bool(with_experts) and router_rule(model).has_bias and settings.bias_rate > 0
+        has_biases = bool(with_experts) and router_rule(model).has_bias and settings.expert_bias_rate > 0
         self._count = with_experts[0][1].count if with_experts else 0
         self._biases = [f"{layer_prefix(layer)}{BALANCE}" for layer, _ in with_experts] if has_biases else []
         self._loads = ExpertLoads({name: weights[name] for name in self._biases if name in weights})
@@ -79,7 +79,7 @@ class RankExperts:
             ranks.index(self._rank),
             self._groups.of(ranks),
             self._device,
-            capacity=settings.capacity,
+            capacity=settings.expert_capacity,
             num_tokens=[self._tokens[rank] for rank in ranks],
             top_k=part.top_k,
         )
@@ -92,7 +92,7 @@ class RankExperts:
         return ExpertsPart(part, rule, exchange, self._tp, balance, loads, None, self._shard.hosts)
 
     def bias_moves(self) -> dict[str, Tensor]:
-        """What a step adds to the biases that balance the rank's layers, by name: `bias_rate` where an expert has had
+        """What a step adds to the biases that balance the rank's layers, by name: `expert_bias_rate` where an expert has had
         less than the mean load of all tokens, the opposite where more. Asked by all ranks together."""
         if not self._biases:
             return {}
@@ -102,5 +102,5 @@ class RankExperts:
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         above = total * total.shape[1] - total.sum(1, keepdim=True)
-        moves = -self._settings.bias_rate * above.sign()
+        moves = -self._settings.expert_bias_rate * above.sign()
         return {name: moves[k] for k, name in enumerate(self._biases) if name in counts}

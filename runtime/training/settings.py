@@ -10,6 +10,7 @@ from typing import Any
 from hexiopt.files.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.data.batches import Batches
+from runtime.parallel.expert_parts import ExpertTraining
 from runtime.parallel.optimizer import AdamW
 
 TRACE_AFTER = 2  # steps of a process: operators are compiled and communicators made in the first
@@ -49,14 +50,16 @@ class Settings:
     validation_every: int = 25
     validation_batches: int = 8
     trace_steps: int = 0
+    experts: ExpertTraining = field(default_factory=ExpertTraining)
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":
-        """The settings among `stated`, where those of AdamW stand beside the others."""
-        adam, own = (
-            {one.name: stated[one.name] for one in fields(made) if one.name in stated} for made in (AdamW, cls)
+        """The settings among `stated`, where those of AdamW and of experts stand beside the others."""
+        adam, experts, own = (
+            {one.name: stated[one.name] for one in fields(made) if one.name in stated}
+            for made in (AdamW, ExpertTraining, cls)
         )
-        return cls(adam=AdamW(**adam), **own)
+        return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **own)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -122,12 +125,16 @@ class TrainingRun:
         """The run of plain data, which `where` has. Raises InputError."""
         section = Section(data, where)
         settings = dict(section.raw("settings"))
-        adam = AdamW(**settings.pop("adam"))
+        adam, experts = AdamW(**settings.pop("adam")), ExpertTraining(**settings.pop("experts"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
         optional = ("validation", "resume", "weights")
         given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
         return cls(
-            section.text("run"), **paths, settings=Settings(adam=adam, **settings), float64=float64, device=device
+            section.text("run"),
+            **paths,
+            settings=Settings(adam=adam, experts=experts, **settings),
+            float64=float64,
+            device=device,
         )

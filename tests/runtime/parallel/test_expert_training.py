@@ -16,18 +16,18 @@ from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 TYPES = tuple(SHAPES)
-QUICK, SLOW = range(28, 42), 210  # two of each type; and 30
-BALANCED = ExpertTraining(sequence_balance=0.1, bias_rate=0.01)
+QUICK, SLOW, ALL = range(28, 42), 84, 210  # 2, 12 and 30 of each type
+BALANCED = ExpertTraining(sequence_balance=0.1, expert_bias_rate=0.01)
 
 
 def small(seed: int) -> tuple[Plan, ModelSpec, int]:
     return random_expert_plan(random.Random(seed), TYPES[seed % len(TYPES)], 5 if seed in QUICK else 7)
 
 
-@pytest.mark.parametrize("seed", slow_but(QUICK, range(SLOW)))
+@pytest.mark.parametrize("seed", slow_but(QUICK, range(ALL if STRESS else SLOW)))
 def test_a_plan_with_experts_trains_as_one_process(seed: int) -> None:
     """Every other one with a loss and biases that balance experts."""
-    settings = BALANCED if seed % 2 else ExpertTraining(bias_rate=0.0)
+    settings = BALANCED if seed % 2 else ExpertTraining(expert_bias_rate=0.0)
     run = partial(run_in_order, one_queue=seed % 3 > 0)
     of_gradients, _ = equal_one_process(small(seed), 4 if STRESS else 2, SEQ_LEN, run, everywhere={"experts": settings})
     assert of_gradients <= 1e-13
