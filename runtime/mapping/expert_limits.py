@@ -5,6 +5,7 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
+from runtime.mapping.expert_rules import RouterRule, router_rule
 from runtime.mapping.model_parts import layer_kinds
 
 
@@ -14,16 +15,14 @@ def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None)
     if not parts:
         return None
     where = f"model {model.name}"
-    for part in parts:
-        if (feature := _feature(part)) is not None:
-            return f"{where}: {feature} cannot be trained, only planned; take a model without"
     if len({part.count for part in parts}) > 1:
         counts = " and ".join(map(str, sorted({part.count for part in parts})))
         return f"{where}: layers of {counts} experts cannot be trained together; give all equally many"
     if any(kind.dense and kind.experts for kind in model.kinds):
         return f"{where}: an MLP beside the experts of a layer cannot be trained; take a model without"
-    if model.extra_layers:
-        return f"{where}: layers that predict further tokens cannot be trained; set num_nextn_predict_layers to 0"
+    rule = router_rule(model)
+    if fault := next((fault for part in parts if (fault := _misfit(part, rule))), None):
+        return f"{where}: {fault}"
     if workload.routing != "natural":
         return f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
@@ -38,13 +37,27 @@ def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None)
     return None
 
 
-def _feature(part: Experts) -> str | None:
+def expert_feature(part: Experts) -> str | None:
+    """What of experts is not trained, in words; None if all is."""
     features = {
         "experts without a gate": not part.gated,
         "experts behind a projection": part.latent > 0,
         "scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales),
     }
-    return next((name for name, has in features.items() if has), None)
+    return next((name for name, is_there in features.items() if is_there), None)
+
+
+def _misfit(part: Experts, rule: RouterRule) -> str | None:
+    """Why a router cannot choose of these experts, with a remedy."""
+    size, rest = divmod(part.count, rule.num_groups)
+    if rest:
+        return f"{part.count} experts are not {rule.num_groups} equal groups; state another n_group"
+    if not rule.top_groups <= rule.num_groups or part.top_k > rule.top_groups * size:
+        return (
+            f"{part.top_k} experts are not among {rule.top_groups} of {rule.num_groups} groups of {size}; "
+            "state another topk_group"
+        )
+    return None
 
 
 def _has_experts(model: ModelSpec, stage: Stage) -> bool:

@@ -81,6 +81,8 @@ class ParameterPart:
     dim: int
     start: int
     end: int
+    initial: float | None = None
+    """The value of all its elements at first; None: as a run draws matrices, and zero of biases."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.problem.kinds import Experts
+from runtime.mapping.expert_rules import GateClamp, RouterRule
 from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
-from runtime.mapping.router_rules import RouterRule
-from runtime.model.functions import applied, gated_silu
+from runtime.model.functions import applied, gated
 from runtime.model.projections import Weights, columns, row
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
@@ -51,26 +51,20 @@ class TokenExchange(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ClampedGate:
-    """The activation of gpt-oss: (up + 1) · gate · sigmoid(alpha · gate), where both are clamped to `limit`."""
-
-    alpha: float
-    limit: float
-
-
 @dataclass(frozen=True, eq=False)
 class ExpertsPart:
-    """What a rank computes of the experts `part` of a layer. `clamped` replaces silu(gate) · up; `loads` count choices
-    where biases balance them; a rank that `hosts` experts alone has no tokens, and no router."""
+    """What a rank computes of the experts `part` of a layer, with an `activation` of Hugging Face's name. `clamp`
+    replaces activation(gate) · up; `loads` count choices where biases balance them; a rank that `hosts` experts alone
+    has no tokens, and no router."""
 
     part: Experts
     rule: RouterRule
+    activation: str
     exchange: TokenExchange
     tp: RankTpGroup
     balance: SequenceBalance | None = None
     loads: ExpertLoads | None = None
-    clamped: ClampedGate | None = None
+    clamp: GateClamp | None = None
     hosts: bool = False
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
@@ -92,7 +86,7 @@ class ExpertsPart:
         return self.exchange.tensors()
 
     def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
-        inner = gated_silu(*columns(own, self.tp, x_tbh, f"{SHARED}.gate_proj", f"{SHARED}.up_proj"))
+        inner = gated(self.activation, *columns(own, self.tp, x_tbh, f"{SHARED}.gate_proj", f"{SHARED}.up_proj"))
         outer = row(own, self.tp, inner, f"{SHARED}.down_proj")
         if self.part.shared_gate:
             outer = outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid()
@@ -101,11 +95,11 @@ class ExpertsPart:
     def _run(self, own: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
         late = self.tp.late
         gate, up = grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late).chunk(2, -1)
-        activated = gated_silu(gate, up) if self.clamped is None else _clamped(self.clamped, gate, up)
+        activated = gated(self.activation, gate, up) if self.clamp is None else _clamped(self.clamp, gate, up)
         return grouped_product(activated, own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
 
 
-def _clamped(rule: ClampedGate, gate: Tensor, up: Tensor) -> Tensor:
+def _clamped(rule: GateClamp, gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.clamp(max=rule.limit), up.clamp(-rule.limit, rule.limit)
     return (up + 1) * (gate * torch.sigmoid(gate * rule.alpha))
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
+from runtime.mapping.expert_rules import gate_clamp, router_rule
 from runtime.mapping.layout import RankExecutor
 from runtime.mapping.model_parts import BALANCE, layer_kinds, layer_prefix
 from runtime.mapping.parts import RankShard
-from runtime.mapping.router_rules import router_rule
 from runtime.model.experts_part import ExpertsPart
 from runtime.model.router import ExpertLoads, SequenceBalance
 from runtime.model.tensor_parallel import RankTpGroup
@@ -89,11 +89,12 @@ class RankExperts:
             balance = SequenceBalance(weight, self._seq_len, group)
         rule = router_rule(self._model)
         loads = self._loads if self._biases else None
-        return ExpertsPart(part, rule, exchange, self._tp, balance, loads, None, self._shard.hosts)
+        clamp, activation, hosts = gate_clamp(self._model), self._model.activation, self._shard.hosts
+        return ExpertsPart(part, rule, activation, exchange, self._tp, balance, loads, clamp, hosts)
 
     def bias_moves(self) -> dict[str, Tensor]:
-        """What a step adds to the biases that balance the rank's layers, by name: `expert_bias_rate` where an expert has had
-        less than the mean load of all tokens, the opposite where more. Asked by all ranks together."""
+        """What a step adds to the biases that balance the rank's layers, by name: `expert_bias_rate` where an expert
+        has had less than the mean load of all tokens, the opposite where more. Asked by all ranks together."""
         if not self._biases:
             return {}
         counts = self._loads.take()

@@ -1,5 +1,6 @@
 """Models with experts, and plans whose stages share them in every way."""
 
+import json
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -29,7 +30,7 @@ def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_
     """A model whose layers have experts, but for the first ones."""
     fields, router = SHAPES[model_type]
     attention = Attention(
-        heads=6, kv_heads=3, qk_dim=2, v_dim=2, qk_norm="head" if model_type == "qwen3_moe" else "none"
+        heads=6, kv_heads=3, qk_dim=4, v_dim=4, qk_norm="head" if model_type == "qwen3_moe" else "none"
     )
     experts = Experts(count=COUNT, top_k=2, ffn_size=5, **fields)  # type: ignore[arg-type]
     first = LayerKind((attention,), (Dense(ffn_size=9),))
@@ -41,13 +42,14 @@ def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_
         hidden_size=12,
         num_heads=6,
         num_kv_heads=3,
-        head_dim=2,
+        head_dim=4,
         ffn_size=9,
         vocab_size=vocab_size,
         max_positions=64,
         form=LLAMA,
         layers=layers,
-        router=(("model_type", model_type), *router.items()),
+        router=tuple(router.items()),
+        config=json.dumps({"model_type": model_type, **router}),
     )
 
 

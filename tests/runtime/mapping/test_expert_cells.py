@@ -104,7 +104,6 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
 
 
 (KIND,) = set(MIXTRAL.layers)
-EXPERTS = KIND.experts
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,6 @@ EXPERTS = KIND.experts
             "stage 0 of pipeline 0 has devices for experts alone, and no layer with experts; give it one",
         ),
         (
-            with_layers(KIND.with_experts(Experts(count=6, top_k=2, ffn_size=5, latent=4)), KIND),
-            {},
-            None,
-            "model mixtral: experts behind a projection cannot be trained, only planned; take a model without",
-        ),
-        (
             with_layers(KIND.with_experts(Experts(count=4, top_k=2, ffn_size=5)), KIND),
             {},
             None,
@@ -154,15 +147,22 @@ EXPERTS = KIND.experts
             None,
             "model mixtral: an MLP beside the experts of a layer cannot be trained; take a model without",
         ),
-        (
-            MIXTRAL.replace(extra_layers=(KIND,)),
-            {},
-            None,
-            "model mixtral: layers that predict further tokens cannot be trained; set num_nextn_predict_layers to 0",
-        ),
     ],
 )
 def test_what_experts_cannot_be_trained_with_is_said(
     model: ModelSpec, workload: dict[str, Any], plan: Plan | None, line: str | None
 ) -> None:
     assert untrainable_experts(model, Workload(4, SEQ_LEN, **workload), plan) == line
+
+
+def test_routers_choose_of_whole_groups() -> None:
+    model = expert_model("deepseek_v3", 2)
+
+    def refusal(**router: int) -> str | None:
+        stated = tuple((dict(model.router) | router).items())
+        return untrainable_experts(model.replace(router=stated), Workload(4, SEQ_LEN), None)
+
+    assert refusal() is None
+    assert refusal(n_group=4) == "model deepseek_v3: 6 experts are not 4 equal groups; state another n_group"
+    few = "model deepseek_v3: 2 experts are not among 1 of 6 groups of 1; state another topk_group"
+    assert refusal(n_group=6, topk_group=1) == few

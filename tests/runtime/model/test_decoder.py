@@ -17,6 +17,7 @@ from runtime.mapping.parts import RankShard
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
+from runtime.state.weight_names import stored_name
 from runtime.state.weights import HuggingFaceWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,7 +33,35 @@ SIZES = {
 }
 WINDOW = {"sliding_window": 3}
 QWEN_WINDOW = WINDOW | {"use_sliding_window": True, "max_window_layers": 0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 300.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 300.0,
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+GEMMA = MIXED | {"head_dim": 6, "query_pre_attn_scalar": 9, "hidden_activation": "gelu_pytorch_tanh"}
 CASES: dict[str, dict[str, Any]] = {
+    "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
+    "llama-llama3": {"rope_parameters": LLAMA3},
+    "llama-yarn": {"rope_parameters": YARN | {"beta_fast": 4.0, "beta_slow": 0.5}, "head_dim": 12},
+    "qwen3-yarn": {"rope_parameters": YARN | {"attention_factor": 1.5}, "head_dim": 8},
+    "qwen3-mixed": MIXED | {"use_sliding_window": True, "max_window_layers": 1, "head_dim": 8},
+    "gemma2": GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma2-plain": GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3_text": GEMMA | {"final_logit_softcapping": 5.0},
+    "gemma3_text-scaled": GEMMA
+    | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        }
+    },
+    "olmo2": {"rope_theta": 300.0},
+    "olmo3": MIXED | {"tie_word_embeddings": True},
     "llama": {"rope_theta": 300.0},
     "llama-tied": {"tie_word_embeddings": True, "head_dim": 6, "rms_norm_eps": 1e-2},
     "llama-biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
@@ -102,10 +131,11 @@ def test_logits_loss_and_gradients_are_those_of_transformers(case: str, tmp_path
     loss.backward()  # type: ignore[no-untyped-call]
     other.backward()  # type: ignore[no-untyped-call]
     expected = {name: values.grad for name, values in theirs.named_parameters()}
-    assert weights.keys() == expected.keys()
+    names = {name: stored_name(name, model) for name in weights}
+    assert set(names.values()) == expected.keys()
     for name, values in weights.items():
-        close = 1e-5 * float(expected[name].abs().max())
-        torch.testing.assert_close(values.grad, expected[name], atol=close, rtol=0)
+        close = 1e-5 * float(expected[names[name]].abs().max())
+        torch.testing.assert_close(values.grad, expected[names[name]], atol=close, rtol=0)
 
 
 @pytest.mark.parametrize("case", ["llama-biases", "mistral-window", "qwen3"])

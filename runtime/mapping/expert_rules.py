@@ -1,8 +1,10 @@
-"""How routers choose experts, by the types of Hugging Face: facts that no price reads."""
+"""How routers choose experts, and what experts compute, by the types of Hugging Face: facts that no price reads."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from hexiopt.problem.model import ModelSpec
 
@@ -25,6 +27,14 @@ class RouterRule:
     num_groups: int = 1
     top_groups: int = 1
     has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class GateClamp:
+    """The activation of gpt-oss: (up + 1) · gate · sigmoid(alpha · gate), where both are clamped to `limit`."""
+
+    alpha: float
+    limit: float
 
 
 class _TypeRule(NamedTuple):
@@ -57,5 +67,23 @@ ROUTED_TYPES = tuple(_RULES)
 def router_rule(model: ModelSpec) -> RouterRule:
     """The rule of a model: that of its type, with what its file states."""
     stated = dict(model.router)
-    rule, reads = _RULES[stated["model_type"]]
+    rule, reads = _RULES[_config(model)["model_type"]]
     return replace(rule, **{_FIELD_OF[key]: stated[key] for key in reads if key in stated})
+
+
+def gate_clamp(model: ModelSpec) -> GateClamp | None:
+    """How the gates of a model's experts are clamped, if they are."""
+    config = _config(model)
+    if config["model_type"] != "gpt_oss":
+        return None
+    return GateClamp(float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0)))
+
+
+@lru_cache(maxsize=16)
+def _parsed(config: str) -> Mapping[str, Any]:
+    values: Mapping[str, Any] = json.loads(config)
+    return values
+
+
+def _config(model: ModelSpec) -> Mapping[str, Any]:
+    return _parsed(model.config)
