@@ -1,15 +1,27 @@
 """The names that Hugging Face gives to a model's parameters, by its type: ours are those of Llama."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+
+from torch import Tensor
 
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import execution_of
+from runtime.mapping.parts import ParameterPart
+from runtime.state.expert_tensors import ExpertTensor, expert_tensors, stored_experts
 
 _AFTER = {"attention_output_norm": "post_attention_layernorm", "mlp_output_norm": "post_feedforward_layernorm"}
 _AROUND = {**_AFTER, "post_attention_layernorm": "pre_feedforward_layernorm"}
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "olmo3": _AFTER}
+    {
+        "gemma2": _AROUND,
+        "gemma3_text": _AROUND,
+        "olmo2": _AFTER,
+        "olmo3": _AFTER,
+        "mixtral": {"mlp": "block_sparse_moe"},
+        "qwen2_moe": {"shared_experts": "shared_expert"},
+        "gpt_oss": {"gate": "router"},
+    }
 )
 """By type, the words of our names that are others there."""
 CLASSES: Mapping[str, str] = MappingProxyType(
@@ -22,6 +34,13 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "gemma3_text": "Gemma3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "olmo3": "Olmo3ForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "olmoe": "OlmoeForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "glm4_moe": "Glm4MoeForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "gpt_oss": "GptOssForCausalLM",
     }
 )
 """The class of transformers that loads a type."""
@@ -31,3 +50,23 @@ def stored_name(name: str, model: ModelSpec) -> str:
     """The name under which a parameter is stored."""
     words = _NAMES.get(execution_of(model).type, {})
     return ".".join(words.get(word, word) for word in name.split("."))
+
+
+def tensors_of_experts(part: ParameterPart, model: ModelSpec) -> list[ExpertTensor]:
+    """The stored tensors that hold a parameter of experts; none of others."""
+    return expert_tensors(part, execution_of(model).type, stored_name(part.name, model))
+
+
+def stored_shapes(part: ParameterPart, model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The stored tensors that hold a parameter, by name."""
+    tensors = tensors_of_experts(part, model)
+    return {tensor.name: tensor.shape for tensor in tensors} or {stored_name(part.name, model): part.shape}
+
+
+def stored_tensors(part: ParameterPart, model: ModelSpec, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors of a whole parameter, by name."""
+    tensors = tensors_of_experts(part, model)
+    if tensors:
+        yield from stored_experts(values, tensors)
+    else:
+        yield stored_name(part.name, model), values

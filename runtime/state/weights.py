@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +19,10 @@ from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart
+from runtime.state.expert_tensors import read_experts
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
-from runtime.state.weight_names import CLASSES, stored_name
+from runtime.state.weight_names import CLASSES, stored_name, stored_shapes, stored_tensors, tensors_of_experts
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -58,7 +59,7 @@ class HuggingFaceWeights:
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
         self._stored, self._model = _stored(path), model
-        needed = {stored_name(part.name, model): part.shape for part in whole_parts(model)}
+        needed = {name: shape for part in whole_parts(model) for name, shape in stored_shapes(part, model).items()}
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -87,11 +88,16 @@ class HuggingFaceWeights:
 
         Raises InputError where the file cannot be read any more.
         """
+        tensors = tensors_of_experts(part, self._model)
+        if tensors:
+            return read_experts(part, tensors, lambda name, experts: self._read(name, (experts,)))
         cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
-        name = stored_name(part.name, self._model)
+        return self._read(stored_name(part.name, self._model), cut)
+
+    def _read(self, name: str, cut: tuple[slice, ...]) -> Tensor:
         with _opened(self._stored[name].file) as file:
-            found: Tensor = file.get_slice(name)[cut]
-        return found
+            values: Tensor = file.get_slice(name)[cut]
+        return values
 
     def _check_tied(self) -> None:
         """Refuse an LM head that tying would drop."""
@@ -179,20 +185,21 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    parts = [replace(part, name=stored_name(part.name, model)) for part in whole_parts(model)]
-    grouped = _grouped(parts, dtype.itemsize, shard_bytes)
-    tensors = ((stored_name(name, model), tensor) for name, tensor in tensors)
+    part_of = {part.name: part for part in whole_parts(model)}
+    shapes = [(name, shape) for part in part_of.values() for name, shape in stored_shapes(part, model).items()]
+    grouped = _grouped(shapes, dtype.itemsize, shard_bytes)
+    stored = (pair for name, tensor in tensors for pair in stored_tensors(part_of[name], model, tensor))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".new-") as aside:
             new = Path(aside)
-            _write_tensors(new, dict(zip(files, grouped, strict=True)), tensors, dtype)
+            _write_tensors(new, dict(zip(files, grouped, strict=True)), stored, dtype)
             _write_json(new / CONFIG, _config(model, dtype))
             if count > 1:
-                size = sum(prod(part.shape) for parts in grouped for part in parts) * dtype.itemsize
-                weight_map = {part.name: file for file, parts in zip(files, grouped, strict=True) for part in parts}
+                size = sum(prod(shape) for _, shape in shapes) * dtype.itemsize
+                weight_map = {name: file for file, of_file in zip(files, grouped, strict=True) for name, _ in of_file}
                 _write_json(new / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
             _put_in_place(new, folder, [CONFIG, *files, *([INDEX] if count > 1 else [])])
     except OSError as error:
@@ -201,27 +208,30 @@ def write_hugging_face(
         ) from None
 
 
-def _grouped(parts: list[ParameterPart], itemsize: int, shard_bytes: int) -> list[list[ParameterPart]]:
-    """The parameters of each file: in order, as many as fit."""
-    found: list[list[ParameterPart]] = []
+StoredShape = tuple[str, tuple[int, ...]]  # of a tensor, by name
+
+
+def _grouped(shapes: list[StoredShape], itemsize: int, shard_bytes: int) -> list[list[StoredShape]]:
+    """The tensors of each file: in order, as many as fit."""
+    files: list[list[StoredShape]] = []
     room = 0
-    for part in parts:
-        size = prod(part.shape) * itemsize
-        if not found or size > room:
-            found.append([])
+    for name, shape in shapes:
+        size = prod(shape) * itemsize
+        if not files or size > room:
+            files.append([])
             room = shard_bytes
-        found[-1].append(part)
+        files[-1].append((name, shape))
         room -= size
-    return found
+    return files
 
 
 def _write_tensors(
-    folder: Path, files: dict[str, list[ParameterPart]], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
+    folder: Path, files: dict[str, list[StoredShape]], tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype
 ) -> None:
     places = {
-        part.name: (folder / file, offset, part.shape)
-        for file, parts in files.items()
-        for part, offset in zip(parts, _write_header(folder / file, parts, dtype), strict=True)
+        name: (folder / file, offset, shape)
+        for file, shapes in files.items()
+        for (name, shape), offset in zip(shapes, _write_header(folder / file, shapes, dtype), strict=True)
     }
     for name, tensor in tensors:
         path, offset, shape = places.pop(name)
@@ -235,9 +245,9 @@ def _write_tensors(
         _sync(folder / name)
 
 
-def _write_header(path: Path, parts: list[ParameterPart], dtype: torch.dtype) -> list[int]:
-    """Write the header of a file with the tensors `parts`. Returns where in the file each of them begins."""
-    text, starts = header([(part.name, part.shape, dtype) for part in parts], {})
+def _write_header(path: Path, shapes: list[StoredShape], dtype: torch.dtype) -> list[int]:
+    """Write the header of a file with tensors of these shapes. Returns where in the file each of them begins."""
+    text, starts = header([(name, shape, dtype) for name, shape in shapes], {})
     path.write_bytes(text)
     return starts
 

@@ -50,7 +50,7 @@ def trainee(
         gradient_dtype=gradient_dtype,
         device=torch.device("cpu"),
         settings=SETTINGS,
-        initial=partial(drawn, 1),
+        initial=more.pop("initial", partial(drawn, 1)),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
         **more,
