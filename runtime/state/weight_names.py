@@ -22,6 +22,12 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "gemma3_text": "Gemma3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "olmo3": "Olmo3ForCausalLM",
+        "arcee": "ArceeForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granite_swa": "GraniteSwaForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "youtu": "YoutuForCausalLM",
     }
 )
 """The class of transformers that loads a type."""
