@@ -21,6 +21,12 @@ CPU = torch.device("cpu")
 TOKENS, SAMPLES = 7, 3
 
 
+def give_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the device had it."""
+    for module in (attention, devices):
+        monkeypatch.setattr(module, "has_flash_attention", lambda *arguments: True)
+
+
 def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any) -> Tensor:
     """What torch's kernel for GPUs is documented to do: of sequences between `cu_seq`, a token sees so many before."""
     given = inspect.signature(varlen_attn).bind(q, k, v, *arguments, **more).arguments
@@ -57,7 +63,7 @@ def test_windows_of_any_length_are_those_of_a_mask(
     shard = shards(model, len(heads or (0,)), heads)[0]
     masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
     assert len(masked.tensors()) == 1
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
     assert flash.tensors() == []
@@ -80,7 +86,7 @@ def test_documents_of_any_length_are_those_of_a_mask(
     shard = shards(model, len(heads or (0,)), heads)[0]
     borders = torch.tensor([0, 2, 3, 7, 14, 15, 21], dtype=torch.int32)
     masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
     inputs = drawn(shard)
@@ -95,7 +101,7 @@ def test_documents_of_any_length_are_those_of_a_mask(
 
 def test_nothing_slower_runs_in_the_place_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a device is said to have it, what its kernels cannot do is an error of torch."""
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     one = WholeAttention(
         replace(LLAMA, num_kv_heads=4), shards(replace(LLAMA, num_kv_heads=4), 1)[0], 7, torch.float64, CPU
     )
