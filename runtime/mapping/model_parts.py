@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from hexiopt.files.models.execution import execution_of as model_execution
 from hexiopt.problem.execution import Execution
-from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, LayerKind, Mixer
+from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, LayerKind, Mixer, Recurrent
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.expert_rules import router_rule
-from runtime.mapping.parts import ParameterPart, Range, RankShard
+from runtime.mapping.parts import Initial, ParameterPart, Range, RankShard
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-ATTENTION, MLP = "self_attn", "mlp"
+ATTENTION, MLP, RECURRENT = "self_attn", "mlp", "recurrent"
 ROUTER, BALANCE = "mlp.gate", "mlp.gate.e_score_correction_bias"
 INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 SHARED, SHARED_GATE = "mlp.shared_experts", "mlp.shared_expert_gate.weight"
@@ -89,6 +89,8 @@ def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Para
                     yield from _latent_parts(f"{at}{ATTENTION}.", model, part, shard)
                 case Attention():
                     yield from _attention_parts(f"{at}{ATTENTION}.", model, part, shard, norm_value)
+                case Recurrent():
+                    yield from _recurrent_parts(f"{at}{RECURRENT}.", model, part, shard)
                 case Dense():
                     yield from _dense_parts(f"{at}{MLP}.", model, part, shard)
                 case _:
@@ -139,6 +141,50 @@ def _attention_outputs(at: str, model: ModelSpec, part: Attention, heads: Range)
         yield ParameterPart(f"{at}sinks", (part.heads,), 0, *heads, initial=0.0)
     ends = heads[0] * part.v_dim, heads[1] * part.v_dim
     yield from _columns(f"{at}o_proj", (model.hidden_size, part.heads * part.v_dim), ends, part.output_bias)
+
+
+class RecurrentRows(NamedTuple):
+    """Rows of what is projected for a recurrence: so many for each of its heads, or of its groups; `is_mixed` says
+    whether neighbouring tokens are convolved."""
+
+    name: str
+    per_item: int
+    of_groups: bool = False
+    is_mixed: bool = False
+
+
+def recurrent_projections(part: Recurrent) -> tuple[RecurrentRows, ...]:
+    """Gate, values, keys, queries and steps of time of a recurrence, and with the delta rule how much is written."""
+    rows = (
+        RecurrentRows("z", part.value_dim),
+        RecurrentRows("v", part.value_dim, is_mixed=True),
+        RecurrentRows("k", part.key_dim, of_groups=True, is_mixed=True),
+        RecurrentRows("q", part.key_dim, of_groups=True, is_mixed=True),
+        RecurrentRows("step", 1),
+    )
+    return (*rows, RecurrentRows("write", 1)) if part.delta else rows
+
+
+def _recurrent_parts(at: str, model: ModelSpec, part: Recurrent, shard: RankShard) -> Iterator[ParameterPart]:
+    hidden, heads = model.hidden_size, shard.share(part.heads)
+    groups = shard.groups(part.heads, part.groups)
+    for name, per_item, of_groups, is_mixed in recurrent_projections(part):
+        count, (first, end) = (part.groups, groups) if of_groups else (part.heads, heads)
+        size, rows = count * per_item, (first * per_item, end * per_item)
+        yield from _rows(f"{at}{name}_proj", (size, hidden), rows, part.bias)
+        if is_mixed:
+            yield ParameterPart(f"{at}{name}_conv.weight", (size, 1, part.conv), 0, *rows)
+            if part.conv_bias:
+                yield ParameterPart(f"{at}{name}_conv.bias", (size,), 0, *rows)
+    of_heads: dict[str, Initial] = {"dt_bias": 1.0, "A_log": "log_of_number"}
+    for name, initial in (of_heads if part.delta else of_heads | {"D": 1.0}).items():
+        yield ParameterPart(f"{at}{name}", (part.heads,), 0, *heads, initial)
+    width, ends = part.heads * part.value_dim, (heads[0] * part.value_dim, heads[1] * part.value_dim)
+    if part.delta and part.norm:
+        yield _whole(f"{at}norm.weight", part.value_dim, 1.0)
+    elif part.norm:
+        yield ParameterPart(f"{at}norm.weight", (width,), 0, *ends, 1.0)
+    yield from _columns(f"{at}out_proj", (hidden, width), ends, part.bias)
 
 
 def _dense_parts(at: str, model: ModelSpec, part: Dense, shard: RankShard) -> Iterator[ParameterPart]:

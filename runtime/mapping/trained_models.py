@@ -1,7 +1,7 @@
 """Which models are trained, and under which plans: the features that are not are named in one line."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config
@@ -10,11 +10,12 @@ from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.form import LLAMA
-from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer
+from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
 from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section
 from runtime.mapping.expert_limits import expert_feature
 from runtime.mapping.model_parts import layer_kinds
+from runtime.mapping.parts import RankShard, shards
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 _FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
@@ -60,7 +61,9 @@ def _feature(part: Mixer | Channels) -> str | None:
                 "one projection for keys and values": part.keys_are_values,
             }
             return next((name for name, is_there in features.items() if is_there), None)
-        case Dense():
+        case Recurrent() if part.delta and not part.norm:
+            return "the delta rule without a norm"
+        case Dense() | Recurrent():
             return None
         case Experts():
             return expert_feature(part)
@@ -69,16 +72,34 @@ def _feature(part: Mixer | Channels) -> str | None:
 
 
 def _of_plan(model: ModelSpec, execution: Execution, plan: Plan | None, document_masking: bool) -> Iterator[str]:
-    attentions = list(dict.fromkeys(kind.attention for kind in layer_kinds(model) if kind.attention is not None))
+    parts = list(dict.fromkeys(part for kind in layer_kinds(model) for part in kind.mixers))
+    attentions = [part for part in parts if isinstance(part, Attention)]
+    recurrences = [part for part in parts if isinstance(part, Recurrent)]
     if document_masking and (execution.score_cap is not None or any(part.sinks for part in attentions)):
         yield "attention with sinks or capped scores knows no documents; set train.document_masking=false"
+    if document_masking and recurrences:
+        yield "a recurrence knows no documents; set train.document_masking=false"
     stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages] if plan else []
-    if any(part.qk_norm == "whole" for part in attentions) and plan is not None and plan.has_tensor_parallelism:
-        yield "a norm of all heads together is not cut by tensor parallelism; plan with space.max_tp=1"
+    if plan is not None and plan.has_tensor_parallelism:
+        if any(part.qk_norm == "whole" for part in attentions):
+            yield "a norm of all heads together is not cut by tensor parallelism; plan with space.max_tp=1"
+        for replica in (replica for parallelism in stages for replica in parallelism.replicas):
+            cut = shards(model, len(replica.devices), replica.heads)
+            if any(not _has_whole_groups(part, cut) for part in recurrences):
+                yield "tensor parallelism cuts the groups that Mamba-2 norms together; plan with space.max_tp=1"
     if any(isinstance(parallelism, SequenceParallel) for parallelism in stages):
         heads = {(part.heads, part.kv_heads) for part in attentions}
-        if len(heads) > 1 or any(part.qk_dim != part.v_dim for part in attentions):
-            yield "a sequence layout needs equal heads, values as wide as keys; plan with space.sequence=false"
+        if recurrences or len(heads) > 1 or any(part.qk_dim != part.v_dim for part in attentions):
+            yield (
+                "a sequence layout needs layers that attend with equal heads, values as wide as keys; plan with "
+                "space.sequence=false"
+            )
+
+
+def _has_whole_groups(part: Recurrent, cut: Sequence[RankShard]) -> bool:
+    """Whether each rank has whole groups of heads, which a norm needs that is of all of a group."""
+    size = part.heads // part.groups
+    return part.delta or not part.norm or all(end % size == 0 for shard in cut for end in shard.share(part.heads))
 
 
 def _is_as_read(model: ModelSpec) -> bool:

@@ -4,17 +4,15 @@ Shapes: T tokens, B samples, n query heads, D head size. Borders of documents ar
 laid one sample after another: int32, from 0 to B · T.
 """
 
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 from hexiopt.problem.kinds import Attention
-from runtime.device import has_flash_attention
+from runtime.device import fused_attention, has_flash_attention
 from runtime.mapping.parts import Range, RankShard
 from runtime.model.block_attention import PLAIN, Block, Scores, attend, attend_backward, blocks, sink_gradient
 from runtime.model.functions import applied
@@ -55,8 +53,8 @@ class WholeAttention:
     """Attention where a rank has all tokens, which sees back as far as its window. `like` has the type and device of
     its inputs.
 
-    Flash attention of a GPU that has it is asked for by name, so that nothing slower runs unseen; a window and
-    documents take its kernel for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
+    Fused attention of a GPU that has it is asked for by name (`fused_attention`); a window and documents take the
+    kernel of flash attention for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
     sequence is a mask [T, T], added to scores; documents are one for each sample.
     """
 
@@ -100,7 +98,7 @@ class WholeAttention:
         if self._has_flash and (self._window is not None or documents is not None):
             return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self._has_flash else nullcontext():
+        with fused_attention(q.device, q.dtype, q.shape[-1]):
             found = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped, scale=self._scale
             )

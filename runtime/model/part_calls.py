@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hexiopt.files.models.execution import yarn_scale
 from hexiopt.problem.execution import Execution, Rotation
-from hexiopt.problem.kinds import Attention, Dense, Experts, Part
+from hexiopt.problem.kinds import Attention, Dense, Experts, Part, Recurrent
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import execution_of, layer_kinds
 from runtime.mapping.parts import Range, RankShard
@@ -16,6 +16,7 @@ from runtime.model.attention_part import AttentionPart
 from runtime.model.block_attention import Scores
 from runtime.model.dense_part import DensePart
 from runtime.model.layer import NoPart, PartCall
+from runtime.model.recurrent_part import RecurrentPart
 from runtime.model.rope import Rope
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -56,6 +57,8 @@ def part_calls(
                 scores = Scores(score_scale(part, execution), execution.score_cap)
                 whole = WholeAttention(part, shard, seq_len, like, scores) if attend is None else attend(part, scores)
                 calls[part] = AttentionPart(part, execution, model.norm_eps, tp, rope(part), whole)
+            case Recurrent():
+                calls[part] = RecurrentPart(part, execution, model.norm_eps, tp)
             case Dense():
                 calls[part] = DensePart(part, model.activation, tp)
             case _:

@@ -34,12 +34,17 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "gemma3_text": "Gemma3ForCausalLM",
         "olmo2": "Olmo2ForCausalLM",
         "olmo3": "Olmo3ForCausalLM",
+        "arcee": "ArceeForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granite_swa": "GraniteSwaForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "youtu": "YoutuForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "olmoe": "OlmoeForCausalLM",
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "glm4_moe": "Glm4MoeForCausalLM",
-        "deepseek_v3": "DeepseekV3ForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
     }
 )

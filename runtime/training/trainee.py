@@ -285,6 +285,8 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
     than there.
     """
+    if part.initial == "log_of_number":
+        return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
     if not part.decays:
         usual = 0.0 if part.name.endswith("bias") else 1.0
         return torch.full(part.local_shape, usual if part.initial is None else part.initial, device=device)

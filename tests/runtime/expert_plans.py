@@ -24,6 +24,13 @@ SHAPES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "gpt_oss": ({"bias": True, "router_bias": True}, {}),
 }
 """By types of Hugging Face: what their experts have, and what their files state of routers."""
+ATTENTIONS: dict[str, dict[str, object]] = {
+    "qwen2_moe": {"bias": True},
+    "qwen3_moe": {"qk_norm": "head"},
+    "deepseek_v3": {"kv_heads": 6, "q_rank": 5, "kv_rank": 3, "rope_dim": 2},
+    "gpt_oss": {"bias": True, "output_bias": True, "sinks": True, "window": 3},
+}
+"""Their attention where it is not plain."""
 
 
 def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_size: int = 11) -> ModelSpec:
@@ -41,7 +48,7 @@ def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_
         num_layers=num_layers,
         hidden_size=12,
         num_heads=6,
-        num_kv_heads=3,
+        num_kv_heads=attention.kv_heads,
         head_dim=4,
         ffn_size=9,
         vocab_size=vocab_size,

@@ -30,7 +30,19 @@ class Stated:
         return None if value is None else self.then(value)
 
 
-Facts = Mapping[str, Any]  # fields of `Execution`: values, `Stated`, or functions of the model
+@dataclass(frozen=True)
+class Switch:
+    """The flag under a key, or `default` where it is absent or null."""
+
+    key: str
+    default: bool
+
+    def of(self, config: Section) -> bool:
+        """The fact. Raises InputError."""
+        return self.default if config.raw(self.key, None) is None else bool(config.flag(self.key))
+
+
+Facts = Mapping[str, Any]  # fields of `Execution`: values, `Stated`, `Switch`, or functions of the model
 
 
 def _root_of_width(model: ModelSpec) -> float:
@@ -50,6 +62,12 @@ _GEMMA = {
     "embedding_scale": _root_of_width,
     "score_scale": Stated("query_pre_attn_scalar", 256, _inverse_root),
 }
+_GRANITE = {
+    "score_scale": Stated("attention_multiplier", 1.0),
+    "embedding_scale": Stated("embedding_multiplier", 1.0),
+    "residual_scale": Stated("residual_multiplier", 1.0),
+    "logit_scale": Stated("logits_scaling", 1.0, _inverse),
+}
 TRAINED: Mapping[str, Facts] = MappingProxyType(
     {
         "llama": {},
@@ -64,12 +82,17 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
         "gemma3_text": _GEMMA | {"logit_cap": Stated("final_logit_softcapping")},
         "olmo2": {"norms_after": True},
         "olmo3": {"norms_after": True},
+        "arcee": {},
+        "seed_oss": {},
+        "granite": _GRANITE,
+        "granite_swa": _GRANITE,
+        "deepseek_v3": {"interleaved": Switch("rope_interleave", True)},
+        "youtu": {"interleaved": Switch("rope_interleave", True)},
         "mixtral": {},
         "olmoe": {},
         "qwen2_moe": {},
         "qwen3_moe": {},
         "glm4_moe": {},
-        "deepseek_v3": {"interleaved": True},
         "gpt_oss": {},
     }
 )
@@ -115,7 +138,7 @@ def _execution(kind: str, config: str, model: ModelSpec) -> Execution:
     section = Section(json.loads(config) if config else {}, f"model {model.name}")
     values: dict[str, Any] = {}
     for name, fact in TRAINED[kind].items():
-        value = fact.of(section) if isinstance(fact, Stated) else fact(model) if callable(fact) else fact
+        value = fact.of(section) if isinstance(fact, Stated | Switch) else fact(model) if callable(fact) else fact
         if value is not None:
             values[name] = value
     rotation, of_windows = _rotations(kind, section, model)
@@ -126,6 +149,10 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
     """Those of layers that attend to all tokens, and of layers with windows. Raises InputError."""
     if not model.rope:
         return None, None
+    if model.rope_type != "default" and not model.config:
+        raise InputError(
+            f"model {model.name}: rope_type {model.rope_type}: its parameters are not stated; take its config.json"
+        )
     holder = next((name for name in _HOLDERS if config.raw(name, None)), None)
     rope = Section({}, "") if holder is None else config.section(holder)
     if any(isinstance(inner, dict) for inner in rope.values().values()):
@@ -137,6 +164,9 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
         if kind in _UNSCALED_WINDOWS:
             theta = _WINDOW_THETA[kind].of(config) if kind in _WINDOW_THETA else full.theta
             window = Rotation(theta=theta or full.theta, share=full.share)
+    thetas = config.raw("layer_rope_theta", None)
+    if kind == "granite_swa" and isinstance(thetas, list) and set(thetas) != {full.theta}:
+        config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
     if window != full and not model.layers:
         raise InputError(
             f"model {model.name}: layers with and without windows rotate positions differently, and no window is "

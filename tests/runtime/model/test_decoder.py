@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hexiopt.files.huggingface import read_model
+from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.problem.model import ModelSpec
+from hexiopt.reading import Section
 from runtime.mapping.layout import Chunk
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import RankShard
@@ -44,6 +45,20 @@ LLAMA3 = {
 }
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
 GEMMA = MIXED | {"head_dim": 6, "query_pre_attn_scalar": 9, "hidden_activation": "gelu_pytorch_tanh"}
+MULTIPLIERS = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.5,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.5,
+}
+LATENT = {
+    "q_lora_rank": 7,
+    "kv_lora_rank": 9,
+    "qk_nope_head_dim": 3,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "num_key_value_heads": 6,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
     "llama-llama3": {"rope_parameters": LLAMA3},
@@ -59,6 +74,27 @@ CASES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
         }
+    },
+    "arcee": {"mlp_bias": True},
+    "seed_oss": {"head_dim": 6, "attention_out_bias": True},
+    "granite": MULTIPLIERS,
+    "granite_swa": MULTIPLIERS | MIXED | {"tie_word_embeddings": True},
+    "youtu": LATENT,
+    "youtu-yarn": LATENT
+    | {
+        "q_lora_rank": None,
+        "rope_interleave": False,
+        "rope_parameters": YARN | {"mscale": 1.5, "mscale_all_dim": 0.7},
+        "v_head_dim": 6,
+    },
+    "deepseek_v3": LATENT
+    | {
+        "first_k_dense_replace": 2,
+        "attention_bias": True,
+        "num_nextn_predict_layers": 0,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 4,
     },
     "olmo2": {"rope_theta": 300.0},
     "olmo3": MIXED | {"tie_word_embeddings": True},
@@ -77,6 +113,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def tiny(case: str, **changes: Any) -> ModelSpec:
+    """The model of a case as its config.json describes it."""
+    config = {"model_type": case.partition("-")[0], **SIZES, **CASES[case], **changes}
+    return model_from_config(Section(config, case), case)
+
+
 def causal_lm(case: str) -> Any:
     """A random model of transformers in which every parameter matters: no norm is one, no bias zero."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -84,6 +126,7 @@ def causal_lm(case: str) -> Any:
     config = transformers.AutoConfig.for_model(case.partition("-")[0], **SIZES | CASES[case])
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(len(case))
+    model.eval()  # some types drop values at random by default, as no run does here
     with torch.no_grad():
         for values in model.parameters():
             values.copy_(torch.randn(values.shape, generator=generator) * 0.3 + (values.ndim == 1))
