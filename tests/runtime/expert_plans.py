@@ -33,25 +33,27 @@ ATTENTIONS: dict[str, dict[str, object]] = {
 """Their attention where it is not plain."""
 
 
-def expert_model(model_type: str, num_layers: int, dense_layers: int = 0, vocab_size: int = 11) -> ModelSpec:
+def expert_model(
+    model_type: str, num_layers: int, dense_layers: int = 0, hidden_size: int = 12, inner: int = 5
+) -> ModelSpec:
     """A model whose layers have experts, but for the first ones."""
     fields, router = SHAPES[model_type]
     attention = Attention(
         heads=6, kv_heads=3, qk_dim=4, v_dim=4, qk_norm="head" if model_type == "qwen3_moe" else "none"
     )
-    experts = Experts(count=COUNT, top_k=2, ffn_size=5, **fields)  # type: ignore[arg-type]
+    experts = Experts(count=COUNT, top_k=2, ffn_size=inner, **fields)  # type: ignore[arg-type]
     first = LayerKind((attention,), (Dense(ffn_size=9),))
     layers = (first,) * dense_layers + (LayerKind((attention,), (experts,)),) * (num_layers - dense_layers)
     return ModelSpec(
         name=model_type,
         architecture="decoder",
         num_layers=num_layers,
-        hidden_size=12,
+        hidden_size=hidden_size,
         num_heads=6,
         num_kv_heads=attention.kv_heads,
         head_dim=4,
         ffn_size=9,
-        vocab_size=vocab_size,
+        vocab_size=11,
         max_positions=64,
         form=LLAMA,
         layers=layers,
