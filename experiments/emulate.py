@@ -15,6 +15,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import LLAMA_FAMILY
 from hexiopt.problem.problem import Problem
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ def run(job: Job) -> float:
     given = job.plan_file() if job.config.plan else None
     problem = job.problem if given is None else given.problem
     check_problem(problem)
+    if problem.model.layers:
+        raise InputError(
+            f"emulate: model {problem.model.name}: layers of kinds are not made narrower; take one of "
+            f"{', '.join(LLAMA_FAMILY)}, or train its plan (hexiopt train plan=...)"
+        )
     entries = []
     if given is not None:
         check_trainable(str(job.config.plan), given)

@@ -103,13 +103,14 @@ def measured_table(facts: PlanFacts, ranks: Sequence[MeasuredRank], whose: str =
     plan, cluster, cost = facts.plan, facts.problem.cluster, facts.cost
     numbers = {cluster.device_name(device): number for number, device in enumerate(plan.devices())}
     executors = [
-        (p, s, r, f"{p}·{s}" + (f".{r}" if len(stage_cost.executors) > 1 else ""), executor)
+        (p, s, None if len(stage_cost.executors) == 1 else r, executor)  # all replicas that share experts are one
         for p, priced in enumerate(cost.pipelines)
         for s, stage_cost in enumerate(priced.stages)
         for r, executor in enumerate(stage_cost.executors)
     ]
-    for p, s, r, name, executor in executors:
-        own = [rank for rank in ranks if (rank.pipeline, rank.stage, rank.replica) == (p, s, r)]
+    for p, s, r, executor in executors:
+        name = f"{p}·{s}" + ("" if r is None else f".{r}")
+        own = [rank for rank in ranks if (rank.pipeline, rank.stage) == (p, s) and r in (None, rank.replica)]
         if own:
             pipeline = plan.pipelines[p]
             predicted_s = executor.forward_s + executor.backward_s

@@ -110,7 +110,8 @@ class StageRunner:
         With `borders`, attention keeps to documents.
 
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
-        The host never waits for the device in here.
+        The host never waits for the device in here, but for the numbers of tokens that come to experts, where no
+        capacity fixes them.
         """
         self._marks = []
         self._sync.begin()
