@@ -52,7 +52,7 @@ class RecurrentPart:
             found = delta_scan(part.chunk, v, _exact(of_name["write"]).sigmoid(), steps * decays, k, q)
             found = self._normed(own, found, part.value_dim) * functional.silu(_exact(gate))
         else:
-            steps = steps.clamp(self._execution.step_low, self._execution.step_high)
+            steps = steps.clamp(*self._execution.step_limits)
             found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
             found = _exact(found) * functional.silu(_exact(gate))
             if part.norm:

@@ -20,7 +20,7 @@ def mamba_scan(
     S = exp(step · decay) S + step · key ⊗ value, of which the query reads its output."""
     values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_btgk, queries_btgk)
     keys, queries = _of_heads(keys, values.shape[2]), _of_heads(queries, values.shape[2])
-    logs = (steps * _exact(decays_h)[:, None, None]).cumsum(-1)  # of what is left of a state since the chunk began
+    logs = (steps * _exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
     inside = (queries @ keys.mT * _decay(logs)).tril() @ values
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
