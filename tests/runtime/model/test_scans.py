@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
 
-SAMPLES, TOKENS, HEADS, GROUPS, KEY, VALUE = 2, 11, 6, 3, 5, 4
+SAMPLES, TOKENS, HEADS, KEY, VALUE = 2, 11, 6, 5, 4
 CHUNKS = (1, 4, 11, 64)
 
 
@@ -19,12 +19,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def inputs() -> list[Tensor]:
     """Values, two numbers of each head, keys and queries."""
     numbers = (drawn(SAMPLES, TOKENS, HEADS, seed=seed) for seed in (1, 2))
-    keys = (drawn(SAMPLES, TOKENS, GROUPS, KEY, seed=seed) for seed in (3, 4))
+    keys = (drawn(SAMPLES, TOKENS, HEADS, KEY, seed=seed) for seed in (3, 4))
     return [x.requires_grad_() for x in (drawn(SAMPLES, TOKENS, HEADS, VALUE), *numbers, *keys)]
 
 
 def slow_mamba(values: Tensor, steps: Tensor, decays: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    keys, queries = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (keys, queries))
     state, outputs = torch.zeros(SAMPLES, HEADS, KEY, VALUE, dtype=torch.float64), []
     for t in range(TOKENS):
         written = (steps[:, t, :, None] * keys[:, t]).unsqueeze(-1) * values[:, t].unsqueeze(-2)
@@ -35,7 +34,7 @@ def slow_mamba(values: Tensor, steps: Tensor, decays: Tensor, keys: Tensor, quer
 
 def slow_delta(values: Tensor, writes: Tensor, logs: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
     keys, queries = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (keys, queries))
-    keys, queries = (x.repeat_interleave(HEADS // GROUPS, dim=2) for x in (keys, queries / KEY**0.5))
+    queries = queries / KEY**0.5
     state, outputs = torch.zeros(SAMPLES, HEADS, KEY, VALUE, dtype=torch.float64), []
     for t in range(TOKENS):
         state = logs[:, t].exp()[..., None, None] * state
