@@ -5,7 +5,7 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
-from runtime.mapping.expert_rules import RouterRule, router_rule
+from runtime.mapping.expert_rules import ROUTED_TYPES, RouterRule, model_type, router_rule
 from runtime.mapping.model_parts import layer_kinds
 
 
@@ -15,6 +15,9 @@ def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None)
     if not parts:
         return None
     where = f"model {model.name}"
+    if model_type(model) not in ROUTED_TYPES:
+        known = ", ".join(ROUTED_TYPES)
+        return f"{where}: routers of {model_type(model)} cannot be trained, only planned; take one of {known}"
     if len({part.count for part in parts}) > 1:
         counts = " and ".join(map(str, sorted({part.count for part in parts})))
         return f"{where}: layers of {counts} experts cannot be trained together; give all equally many"

@@ -59,22 +59,28 @@ _RULES: Mapping[str, _TypeRule] = {
     "deepseek_v3": _TypeRule(RouterRule(SIGMOID, True, 2.5, 8, 4, has_bias=True), tuple(_FIELD_OF)),
     "glm4_moe": _TypeRule(RouterRule(SIGMOID, True, has_bias=True), tuple(_FIELD_OF)),
     "gpt_oss": _TypeRule(RouterRule(OF_CHOSEN)),
+    "qwen3_next": _TypeRule(RouterRule(is_normalized=True), ("norm_topk_prob",)),
 }
 ROUTED_TYPES = tuple(_RULES)
 """The types of Hugging Face whose routers are known."""
 
 
+def model_type(model: ModelSpec) -> str:
+    """The type of Hugging Face of a model with experts."""
+    return str(_config(model)["model_type"])
+
+
 def router_rule(model: ModelSpec) -> RouterRule:
     """The rule of a model: that of its type, with what its file states."""
     stated = dict(model.router)
-    rule, reads = _RULES[_config(model)["model_type"]]
+    rule, reads = _RULES[model_type(model)]
     return replace(rule, **{_FIELD_OF[key]: stated[key] for key in reads if key in stated})
 
 
 def gate_clamp(model: ModelSpec) -> GateClamp | None:
     """How the gates of a model's experts are clamped, if they are."""
     config = _config(model)
-    if config["model_type"] != "gpt_oss":
+    if model_type(model) != "gpt_oss":
         return None
     return GateClamp(float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0)))
 

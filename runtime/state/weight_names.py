@@ -6,9 +6,10 @@ from types import MappingProxyType
 from torch import Tensor
 
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import execution_of
+from runtime.mapping.model_parts import FINAL_NORM, execution_of
 from runtime.mapping.parts import ParameterPart
 from runtime.state.expert_tensors import ExpertTensor, expert_tensors, stored_experts
+from runtime.state.fused_tensors import FusedPiece
 
 _AFTER = {"attention_output_norm": "post_attention_layernorm", "mlp_output_norm": "post_feedforward_layernorm"}
 _AROUND = {**_AFTER, "post_attention_layernorm": "pre_feedforward_layernorm"}
@@ -21,9 +22,17 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "mixtral": {"mlp": "block_sparse_moe"},
         "qwen2_moe": {"shared_experts": "shared_expert"},
         "gpt_oss": {"gate": "router"},
+        "bamba": {
+            "recurrent": "mamba",
+            "mlp": "feed_forward",
+            "post_attention_layernorm": "pre_ff_layernorm",
+            FINAL_NORM: "model.final_layernorm.weight",
+        },
+        "granitemoehybrid": {"recurrent": "mamba", "mlp": "shared_mlp", "down_proj": "output_linear"},
+        "qwen3_next": {"recurrent": "linear_attn", "shared_experts": "shared_expert"},
     }
 )
-"""By type, the words of our names that are others there."""
+"""By type, the words of our names that are others there, and whole names."""
 CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "llama": "LlamaForCausalLM",
@@ -46,14 +55,19 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "glm4_moe": "Glm4MoeForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
+        "bamba": "BambaForCausalLM",
+        "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+        "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
 """The class of transformers that loads a type."""
 
 
 def stored_name(name: str, model: ModelSpec) -> str:
-    """The name under which a parameter is stored."""
+    """The name under which a parameter, or a tensor that holds several, is stored."""
     words = _NAMES.get(execution_of(model).type, {})
+    if name in words:
+        return words[name]
     return ".".join(words.get(word, word) for word in name.split("."))
 
 
@@ -62,16 +76,20 @@ def tensors_of_experts(part: ParameterPart, model: ModelSpec) -> list[ExpertTens
     return expert_tensors(part, execution_of(model).type, stored_name(part.name, model))
 
 
-def stored_shapes(part: ParameterPart, model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The stored tensors that hold a parameter, by name."""
+def stored_shapes(part: ParameterPart, model: ModelSpec, fused: Mapping[str, FusedPiece]) -> dict[str, tuple[int, ...]]:
+    """The stored tensors that hold a parameter, one perhaps with others, by name."""
+    if piece := fused.get(part.name):
+        return {piece.name: piece.shape}
     tensors = tensors_of_experts(part, model)
     return {tensor.name: tensor.shape for tensor in tensors} or {stored_name(part.name, model): part.shape}
 
 
-def stored_tensors(part: ParameterPart, model: ModelSpec, values: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The stored tensors of a whole parameter, by name."""
-    tensors = tensors_of_experts(part, model)
+def stored_tensors(
+    parts: Mapping[str, ParameterPart], model: ModelSpec, name: str, values: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The stored tensors of a whole parameter of that name among `parts`, or of one that holds several, by name."""
+    tensors = tensors_of_experts(parts[name], model) if name in parts else []
     if tensors:
         yield from stored_experts(values, tensors)
     else:
-        yield stored_name(part.name, model), values
+        yield stored_name(name, model), values

@@ -20,6 +20,7 @@ from hexiopt.reading import Section, read_mapping
 from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart
 from runtime.state.expert_tensors import read_experts
+from runtime.state.fused_tensors import fused_pieces, joined
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
 from runtime.state.weight_names import CLASSES, stored_name, stored_shapes, stored_tensors, tensors_of_experts
@@ -59,7 +60,9 @@ class HuggingFaceWeights:
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
         self._stored, self._model = _stored(path), model
-        needed = {name: shape for part in whole_parts(model) for name, shape in stored_shapes(part, model).items()}
+        self._fused = fused = fused_pieces(model)
+        shapes = (stored_shapes(part, model, fused) for part in whole_parts(model))
+        needed = {name: shape for of_part in shapes for name, shape in of_part.items()}
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -88,6 +91,10 @@ class HuggingFaceWeights:
 
         Raises InputError where the file cannot be read any more.
         """
+        if piece := self._fused.get(part.name):
+            with _opened(self._stored[piece.name].file) as file:
+                whole = piece.of(file.get_tensor(piece.name)).reshape(part.shape)
+            return whole.narrow(part.dim, part.start, part.end - part.start)
         tensors = tensors_of_experts(part, self._model)
         if tensors:
             return read_experts(part, tensors, lambda name, experts: self._read(name, (experts,)))
@@ -185,10 +192,10 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    part_of = {part.name: part for part in whole_parts(model)}
-    shapes = [(name, shape) for part in part_of.values() for name, shape in stored_shapes(part, model).items()]
-    grouped = _grouped(shapes, dtype.itemsize, shard_bytes)
-    stored = (pair for name, tensor in tensors for pair in stored_tensors(part_of[name], model, tensor))
+    parts, fused = {part.name: part for part in whole_parts(model)}, fused_pieces(model)
+    shapes = {name: shape for part in parts.values() for name, shape in stored_shapes(part, model, fused).items()}
+    grouped = _grouped(list(shapes.items()), dtype.itemsize, shard_bytes)
+    stored = (pair for one in joined(tensors, fused) for pair in stored_tensors(parts, model, *one))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
@@ -198,7 +205,7 @@ def write_hugging_face(
             _write_tensors(new, dict(zip(files, grouped, strict=True)), stored, dtype)
             _write_json(new / CONFIG, _config(model, dtype))
             if count > 1:
-                size = sum(prod(shape) for _, shape in shapes) * dtype.itemsize
+                size = sum(map(prod, shapes.values())) * dtype.itemsize
                 weight_map = {name: file for file, of_file in zip(files, grouped, strict=True) for name, _ in of_file}
                 _write_json(new / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
             _put_in_place(new, folder, [CONFIG, *files, *([INDEX] if count > 1 else [])])

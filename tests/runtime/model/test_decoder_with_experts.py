@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.files.huggingface import read_model
@@ -17,8 +17,6 @@ from hexiopt.problem.workload import Workload
 from runtime.mapping.layout import untrainable
 from runtime.mapping.model_parts import BALANCE, whole_parts
 from runtime.parallel.expert_parts import ExpertTraining
-from runtime.state.expert_tensors import read_experts
-from runtime.state.weight_names import stored_name, tensors_of_experts
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder
 from tests.runtime.model.test_decoder import TOKENS, sequences
@@ -42,6 +40,9 @@ CASES: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 6, "num_nextn_predict_layers": 0}
     | GROUPS
     | LATENT,
+    "qwen3_next": {"num_experts": EXPERTS, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 10}
+    | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "linear_num_value_heads": 4}
+    | {"linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 6},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
 }
 
@@ -95,31 +96,20 @@ def test_experts_compute_what_transformers_does(case: str, tmp_path: Path) -> No
     other = functional.cross_entropy(expected.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(torch.tensor(float(loss)), other.detach(), atol=0, rtol=1e-5)
     other.backward()  # type: ignore[no-untyped-call]
-    of_files = files_of(theirs, tmp_path / "gradients")
+    for values in theirs.parameters():  # written as weights, they are read by our names
+        assert values.grad is not None
+        values.data.copy_(values.grad)
+    theirs.save_pretrained(tmp_path / "gradients")
+    wanted = HuggingFaceWeights(tmp_path / "gradients", model)
     for part in whole_parts(model):
         if part.name.endswith(BALANCE):
             assert not gradients[part.name].any()
             continue
-        tensors = tensors_of_experts(part, model)
-        if tensors:
-            want = read_experts(part, tensors, lambda name, rows: of_files[name][rows])
-        else:
-            want = of_files[stored_name(part.name, model)]
+        want = wanted.read(part)
         close = 1e-4 * float(want.abs().max())
         torch.testing.assert_close(
             gradients[part.name], want, atol=close, rtol=0, msg=lambda text, part=part: part.name + text
         )
-
-
-def files_of(theirs: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """The gradients of transformers' model, as it would write weights."""
-    from safetensors.torch import load_file
-
-    for values in theirs.parameters():
-        assert values.grad is not None
-        values.data.copy_(values.grad)
-    theirs.save_pretrained(folder)  # type: ignore[operator]
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("case", CASES)
