@@ -140,6 +140,7 @@ _NUMBERS = {
 }
 _SHARES: Mapping[str, float] = {"qwen3_next": 0.25, "bamba": 0.5, "glm4_moe": 0.5}
 """The share of a head that is rotated, of types that state it beside `rope_scaling`, by default."""
+_BY_LAYER = "full_attention", "sliding_attention"
 _HOLDERS = ("rope_parameters", "rope_scaling")
 
 
@@ -181,8 +182,8 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
         )
     holder = next((name for name in _HOLDERS if config.raw(name, None)), None)
     rope = Section({}, "") if holder is None else config.section(holder)
-    if any(isinstance(inner, dict) for inner in rope.values().values()):
-        full, window = (_rotation(rope.section(name), model, {}) for name in ("full_attention", "sliding_attention"))
+    if any(isinstance(rope.raw(name, None), dict) for name in _BY_LAYER):
+        full, window = (_rotation(rope.section(name), model, {}) for name in _BY_LAYER)
     else:
         usual = _SHARES.get(kind)
         share = 1.0 if usual is None else config.number("partial_rotary_factor", above=0, at_most=1, default=usual)
