@@ -120,14 +120,17 @@ _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _is_grouped(weight: Tensor) -> bool:
-    """Whether torch has one kernel for all experts."""
+    """Whether torch has one kernel for all experts. On a GPU it has one for bf16; of other types it would loop, as is
+    done here, but wait for the device to know where rows end."""
+    if not weight.is_cpu and weight.dtype != torch.bfloat16:
+        return False
     aligned = all(width * weight.itemsize % _ALIGNED_BYTES == 0 for width in weight.shape[1:])
     return weight.dtype in _GROUPED and aligned
 
 
 def _times(rows: Tensor, weight: Tensor, of: ExpertRows) -> Tensor:
     """[R, a] times [n, a, b]."""
-    if rows.dtype in _GROUPED and _is_grouped(weight.mT):
+    if _is_grouped(weight):
         return functional.grouped_mm(rows.contiguous(), weight, offs=of.ends)
     return torch.cat([some.mm(one) for some, one in zip(rows.split_with_sizes(of.counts), weight, strict=True)])
 

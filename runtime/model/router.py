@@ -16,7 +16,7 @@ from runtime.mapping.expert_rules import OF_CHOSEN, SOFTMAX, RouterRule
 from runtime.model.functions import applied
 
 
-class Choice(NamedTuple):
+class RouterChoice(NamedTuple):
     """The `experts` of each token [N, k], their `weights` [N, k], and the `shares` of all experts, summing to one [N,
     E], of which a loss makes loads even. Experts are in the order of their scores, the lower number first of equals."""
 
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     shares: Tensor
 
 
-def choose(logits_ne: Tensor, rule: RouterRule, top_k: int, bias_e: Tensor | None = None) -> Choice:
+def choose(logits_ne: Tensor, rule: RouterRule, top_k: int, bias_e: Tensor | None = None) -> RouterChoice:
     """The experts of tokens with these logits, whatever the plan: of equal scores, those of lower numbers."""
     if rule.scores == OF_CHOSEN:
         experts = _top(logits_ne.detach(), top_k)
@@ -38,7 +38,7 @@ def choose(logits_ne: Tensor, rule: RouterRule, top_k: int, bias_e: Tensor | Non
         shares = scores if rule.scores == SOFTMAX else scores / (scores.sum(-1, keepdim=True) + _TINY)
         if rule.is_normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
-    return Choice(experts, weights if rule.scale == 1.0 else weights * rule.scale, shares)
+    return RouterChoice(experts, weights if rule.scale == 1.0 else weights * rule.scale, shares)
 
 
 _TINY = 1e-20  # where all scores are 0
@@ -98,7 +98,7 @@ class SequenceBalance:
     seq_len: int
     group: dist.ProcessGroup | None
 
-    def added(self, x_tbh: Tensor, choice: Choice) -> Tensor:
+    def added(self, x_tbh: Tensor, choice: RouterChoice) -> Tensor:
         """x, through which the gradient of the loss comes: the loss itself is in no sum. What is given of the rank's
         own tokens makes its part of the mean shares; choices are counted over all."""
         (num_tokens, num_samples), (count, top_k) = x_tbh.shape[:2], (choice.shares.shape[1], choice.experts.shape[1])

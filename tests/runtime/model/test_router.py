@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.expert_rules import OF_CHOSEN, SIGMOID, RouterRule
-from runtime.model.router import Choice, ExpertLoads, SequenceBalance, choose, loads, router_logits
+from runtime.model.router import ExpertLoads, RouterChoice, SequenceBalance, choose, loads, router_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +77,7 @@ def test_the_balance_loss_of_a_sequence_has_the_gradient_of_its_formula() -> Non
     logits = torch.randn(tokens * samples, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rule = RouterRule(SIGMOID)
 
-    def choice_of(leaf: Tensor) -> Choice:
+    def choice_of(leaf: Tensor) -> RouterChoice:
         return choose(leaf, rule, top_k)
 
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()

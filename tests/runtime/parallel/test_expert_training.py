@@ -18,6 +18,7 @@ from runtime.parallel.expert_parts import ExpertTraining
 from tests.conftest import STRESS
 from tests.runtime.expert_plans import COUNT, SHAPES, expert_features, expert_model, random_expert_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, train, trainee
+from tests.runtime.ranks import random_sequence_plan
 from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
@@ -42,6 +43,15 @@ def test_a_plan_with_experts_trains_as_one_process(seed: int) -> None:
 @pytest.mark.parametrize("seed", slow_but((501,), range(500, 503)))
 def test_a_plan_with_experts_trains_over_gloo(seed: int) -> None:
     equal_one_process(small(seed), 4, everywhere={"experts": BALANCED})
+
+
+@pytest.mark.parametrize("seed", slow_but(range(2), range(20)))
+def test_experts_train_under_sequence_layouts(seed: int) -> None:
+    """Each device holds all of them; a sequence's choices are counted over its devices."""
+    rng = random.Random(seed)
+    plan, _, batch = random_sequence_plan(rng, SEQ_LEN, 4)
+    model = expert_model(TYPES[seed % 4], plan.pipelines[0].num_layers)  # with 6 heads, and no sinks
+    equal_one_process((plan, model, batch), 2, SEQ_LEN, run_in_order, everywhere={"experts": BALANCED})
 
 
 def test_the_quick_ones_share_experts_in_every_way() -> None:
