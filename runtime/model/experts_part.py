@@ -115,7 +115,7 @@ def grouped_product(
     return products
 
 
-_ALIGNED_BYTES = 16  # of the strides of what torch's grouped product takes
+_ALIGNED_BYTES = 16  # of the beginning and the strides of what torch's grouped product takes
 _GROUPED = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -125,7 +125,7 @@ def _is_grouped(weight: Tensor) -> bool:
     if not weight.is_cpu and weight.dtype != torch.bfloat16:
         return False
     aligned = all(width * weight.itemsize % _ALIGNED_BYTES == 0 for width in weight.shape[1:])
-    return weight.dtype in _GROUPED and aligned
+    return weight.dtype in _GROUPED and aligned and weight.data_ptr() % _ALIGNED_BYTES == 0
 
 
 def _times(rows: Tensor, weight: Tensor, of: ExpertRows) -> Tensor:
