@@ -20,12 +20,13 @@ from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParalle
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.model_parts import stage_parts
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
+from runtime.mapping.trained_models import untrainable_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +232,8 @@ def untrainable(
     model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
 ) -> str | None:
     """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
-    if model.architecture not in LLAMA_FAMILY:
-        known = ", ".join(LLAMA_FAMILY)
-        return f"model {model.name}: {model.architecture} cannot be trained, only planned; take one of {known}"
-    if model.rope_type != "default":
-        return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
-    if model.activation != "silu":
-        return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
+    if wrong := untrainable_model(model, plan, document_masking=document_masking):
+        return wrong
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
     for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
@@ -342,7 +338,7 @@ def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Seque
         cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
         for start, end in pairwise(cuts):
             ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
-            found.setdefault(ranks, []).append(ParameterPart(name, whole.shape, whole.dim, start, end))
+            found.setdefault(ranks, []).append(replace(whole, start=start, end=end))
 
     def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(

@@ -23,6 +23,7 @@ from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.model.attention import AttentionCall
+from runtime.model.block_attention import Scores
 from runtime.model.decoder import DecoderChunk
 from runtime.model.layer import compiled_layer_run, layer_run
 from runtime.model.part_calls import part_calls
@@ -87,7 +88,7 @@ class Trainee:
         self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
         self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
-        attend: Callable[[Attention], AttentionCall] | None = None
+        attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
@@ -96,7 +97,7 @@ class Trainee:
                 )
             case layout:
                 tp = RankTpGroup(0, reads)
-                attend = partial(SequenceAttention, layout=layout, rank=rank, groups=groups, device=device)
+                attend = partial(SequenceAttention, layout, rank, groups, device)
         calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
         tables = {id(table): table for call in calls.values() for table in call.tensors()}
         self.tables = list(tables.values())
@@ -275,8 +276,11 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
     than there.
     """
+    if part.initial == "log_of_number":
+        return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
     if not part.decays:
-        return torch.full(part.local_shape, 0.0 if part.name.endswith(".bias") else 1.0, device=device)
+        usual = 0.0 if part.name.endswith(".bias") else 1.0
+        return torch.full(part.local_shape, usual if part.initial is None else part.initial, device=device)
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
     found = torch.empty(part.local_shape, device=device)

@@ -89,12 +89,14 @@ def test_documents_of_any_length_are_those_of_a_mask(
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(part, shard, TOKENS, LIKE)
     inputs = drawn(shard)
-    found, expected = (one(*inputs, one.documents(borders, SAMPLES)) for one in (flash, masked))
+    found, expected = (one(*inputs, documents=one.documents(borders, SAMPLES)) for one in (flash, masked))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
     for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
-    (of_values,) = torch.autograd.grad(masked(*inputs, masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2])
+    (of_values,) = torch.autograd.grad(
+        masked(*inputs, documents=masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2]
+    )
     assert of_values[:3].count_nonzero() == of_values[5:].count_nonzero() == of_values[:, 1:].count_nonzero() == 0
 
 
