@@ -38,6 +38,7 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("emulate.divisor=3",), "emulate.divisor: 3 does not divide"),
+        (("model=olmoe_7b",), "emulate: model olmoe_7b: layers of kinds are not made narrower"),
         (("emulate.steps=0",), "emulate: steps: 0"),
         (("emulate.solvers=[random,random]",), "emulate.solvers: 'random' appears twice"),
         (("emulate.solvers=[]",), "emulate.solvers: [] names no solver"),
