@@ -72,9 +72,9 @@ def model_type(model: ModelSpec) -> str:
 
 def router_rule(model: ModelSpec) -> RouterRule:
     """The rule of a model: that of its type, with what its file states."""
-    stated = dict(model.router)
+    values = dict(model.router)
     rule, reads = _RULES[model_type(model)]
-    return replace(rule, **{_FIELD_OF[key]: stated[key] for key in reads if key in stated})
+    return replace(rule, **{_FIELD_OF[key]: values[key] for key in reads if key in values})
 
 
 def gate_clamp(model: ModelSpec) -> GateClamp | None:

@@ -132,7 +132,7 @@ def _times(rows: Tensor, weight: Tensor, of: ExpertRows) -> Tensor:
     """[R, a] times [n, a, b]."""
     if _is_grouped(weight):
         return functional.grouped_mm(rows.contiguous(), weight, offs=of.ends)
-    return torch.cat([some.mm(one) for some, one in zip(rows.split_with_sizes(of.counts), weight, strict=True)])
+    return torch.cat([some.mm(matrix) for some, matrix in zip(rows.split_with_sizes(of.counts), weight, strict=True)])
 
 
 def _of_weight(grad: Tensor, rows: Tensor, like: Tensor, of: ExpertRows) -> Tensor:

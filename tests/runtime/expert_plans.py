@@ -129,23 +129,23 @@ def random_expert_plan(rng: random.Random, model_type: str, max_ranks: int = 6) 
 
 def expert_features(plan: Plan, model: ModelSpec) -> set[str]:
     """What of expert parallelism a plan is an example of."""
-    found = {model.name, plan.schedule.name, f"ZeRO-{plan.sharding.stage}"}
+    features = {model.name, plan.schedule.name, f"ZeRO-{plan.sharding.stage}"}
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            found |= {policy for policies in stage.policies() for policy in policies}
+            features |= {policy for policies in stage.policies() for policy in policies}
             match stage.parallelism:
                 case ExpertParallel() as group:
-                    found.add("stated experts")
-                    found |= {"experts alone"} if 0 in group.shares else set()
-                    found |= {"no experts"} if 0 in group.experts else set()
-                    found |= {"uneven samples"} if len(set(group.shares) - {0}) > 1 else set()
-                    found |= {"TP beside experts"} if any(len(r.devices) > 1 for r in group.replicas) else set()
+                    features.add("stated experts")
+                    features |= {"experts alone"} if 0 in group.shares else set()
+                    features |= {"no experts"} if 0 in group.experts else set()
+                    features |= {"uneven samples"} if len(set(group.shares) - {0}) > 1 else set()
+                    features |= {"TP beside experts"} if any(len(r.devices) > 1 for r in group.replicas) else set()
                 case TensorParallel(degree=int()) as group if group.num_replicas > 1:
-                    found.add("even experts")
+                    features.add("even experts")
                 case TensorParallel() if len(stage.devices) > 1:
-                    found.add("one replica")
+                    features.add("one replica")
                 case Replicated() if len(stage.parallelism.replicas) > 1:
-                    found.add("replicas")
+                    features.add("replicas")
                 case _:
                     pass
-    return found
+    return features

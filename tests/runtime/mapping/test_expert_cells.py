@@ -88,7 +88,9 @@ def test_a_cell_runs_its_operations_in_one_order() -> None:
     layout = layout_of(plan, model)
     lists = list(rank_actions(layout, plan.schedule, model, SEQ_LEN, bucket_parts(layout.held, 0)))
     check_actions(layout, SEQ_LEN, lists)
-    forwards = [k for k, one in enumerate(lists[2]) if isinstance(one, Action) and one.kind is ActionKind.FORWARD]
+    forwards = [
+        k for k, action in enumerate(lists[2]) if isinstance(action, Action) and action.kind is ActionKind.FORWARD
+    ]
     moved = list(lists[2])
     moved[forwards[0]], moved[forwards[1]] = moved[forwards[1]], moved[forwards[0]]
     lists[2] = tuple(moved)
@@ -159,8 +161,8 @@ def test_routers_choose_of_whole_groups() -> None:
     model = expert_model("deepseek_v3", 2)
 
     def refusal(**router: int) -> str | None:
-        stated = tuple((dict(model.router) | router).items())
-        return untrainable_experts(model.replace(router=stated), Workload(4, SEQ_LEN), None)
+        keys = tuple((dict(model.router) | router).items())
+        return untrainable_experts(model.replace(router=keys), Workload(4, SEQ_LEN), None)
 
     assert refusal() is None
     assert refusal(n_group=4) == "model deepseek_v3: 6 experts are not 4 equal groups; state another n_group"

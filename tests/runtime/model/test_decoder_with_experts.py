@@ -67,15 +67,17 @@ def as_trained(model: ModelSpec, path: Path) -> tuple[Tensor, Tensor, dict[str, 
 
     def work(rank: int) -> Any:
         stored = HuggingFaceWeights(path, model)
-        own = trainee(
+        trained = trainee(
             whole(model, batch), model, batch, torch.float32, torch.float32, seq_len=TOKENS, initial=stored.read,
             experts=ExpertTraining(expert_bias_rate=0.0),
         )  # fmt: skip
-        chunk = next(iter(own.pipeline._chunks.values()))
+        chunk = next(iter(trained.pipeline._chunks.values()))
         with torch.no_grad():
             logits = chunk.logits(chunk.hidden(inputs))
-        loss = own.gradients(lambda first, end: tokens[first:end])
-        gradients = {name: view.clone() for bucket in own.buckets for name, view, _ in bucket.pieces(bucket.gradient)}
+        loss = trained.gradients(lambda first, end: tokens[first:end])
+        gradients = {
+            name: view.clone() for bucket in trained.buckets for name, view, _ in bucket.pieces(bucket.gradient)
+        }
         return logits, loss, gradients
 
     ((logits, loss, gradients),) = run_in_order(1, work)

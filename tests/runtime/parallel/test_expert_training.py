@@ -55,11 +55,11 @@ def test_experts_train_under_sequence_layouts(seed: int) -> None:
 
 
 def test_the_quick_ones_share_experts_in_every_way() -> None:
-    found = set().union(*(expert_features(*small(seed)[:2]) for seed in QUICK))
+    features = set().union(*(expert_features(*small(seed)[:2]) for seed in QUICK))
     wanted = {"stated experts", "experts alone", "no experts", "uneven samples", "TP beside experts", "even experts"}
     wanted |= {"one replica", "replicas", "full", "selective", *SHAPES, SPLIT_SCHEDULES[0].name}
     wanted |= {"interleaved", *(f"ZeRO-{stage}" for stage in range(4))}
-    assert wanted <= found, wanted - found
+    assert wanted <= features, wanted - features
 
 
 SHARED = ExpertParallel((ExpertReplica((0,), 1, (2,)), ExpertReplica((1, 2), 1, (0, 3)), ExpertReplica((3,), 0, (1,))))
@@ -101,19 +101,19 @@ def test_biases_move_by_the_sign_of_the_load(zero: int) -> None:
     model, rate = expert_model("deepseek_v3", 2), 0.125
 
     def work(rank: int) -> Any:
-        own = trainee(shared_plan(2, zero=zero), model, 4, experts=ExpertTraining(expert_bias_rate=rate))
+        trained = trainee(shared_plan(2, zero=zero), model, 4, experts=ExpertTraining(expert_bias_rate=rate))
         tokens = torch.randint(model.vocab_size, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
         counts = dict[str, Tensor]()
-        take = own._experts._loads.take
+        take = trained._experts._loads.take
 
         def watched() -> dict[str, Tensor]:
             counts.update(take())
             return counts
 
-        with patch.object(own._experts._loads, "take", watched):
-            own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
-        own.finish()
-        return counts, {name: own.weights[name].detach().clone() for name in counts}
+        with patch.object(trained._experts._loads, "take", watched):
+            trained.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+        trained.finish()
+        return counts, {name: trained.weights[name].detach().clone() for name in counts}
 
     ranks = run_in_order(4, work)
     names = ranks[0][0].keys()
@@ -136,9 +136,9 @@ def test_experts_train_in_bf16() -> None:
 
     def curve(dtype: torch.dtype) -> Any:
         def work(rank: int) -> Any:
-            own = trainee(plan, model, 4, dtype, torch.float32 if dtype == torch.bfloat16 else dtype)
+            trained = trainee(plan, model, 4, dtype, torch.float32 if dtype == torch.bfloat16 else dtype)
             tokens = torch.randint(model.vocab_size, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-            return [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(12)]
+            return [trained.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(12)]
 
         return run_in_order(4, work)[0]
 

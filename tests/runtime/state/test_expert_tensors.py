@@ -45,11 +45,11 @@ def test_experts_are_those_of_transformers(model_type: str, tmp_path: Path) -> N
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
     theirs.save_pretrained(tmp_path)
     files = load_file(tmp_path / "model.safetensors")
-    own = dict(theirs.named_parameters())
-    names = [name for name in own if ".experts." in name]
+    parameters = dict(theirs.named_parameters())
+    names = [name for name in parameters if ".experts." in name]
     assert len(names) == (4 if model_type == "gpt_oss" else 2)
     for name in names:
-        parameter = _as_here(own[name].detach(), name, model_type)
+        parameter = _as_here(parameters[name].detach(), name, model_type)
         here = next(ours for ours in (INWARD, OUTWARD) if name.removesuffix("_bias").endswith(ours.split(".")[-1]))
         here = f"model.layers.0.{here}{'_bias' if name.endswith('_bias') else ''}"
         whole = ParameterPart(here, tuple(parameter.shape), 0, 0, COUNT)
