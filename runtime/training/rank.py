@@ -157,6 +157,7 @@ def _train(
         settings=settings.adam,
         initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
+        experts=settings.experts,
         hooks=hooks,
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=hooks.times(problem, plan_file.plan) if rank == 0 else None,
