@@ -24,6 +24,7 @@ from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
+from runtime.mapping.adapters import Adapters, with_adapters
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
 
@@ -98,10 +99,11 @@ class RankExecutor:
         for group in groups:
             yield tuple(sorted(group.devices))
 
-    def parts(self, model: ModelSpec, rank: int) -> Iterator[ParameterPart]:
-        """The parts of parameters that `rank` holds."""
+    def parts(self, model: ModelSpec, rank: int, adapters: Adapters | None = None) -> Iterator[ParameterPart]:
+        """The parts of parameters that `rank` holds, with those of `adapters`, if any."""
         first, last = self.chunks[0].first, self.chunks[-1].last
-        return stage_parts(model, [c.layers for c in self.chunks], self.shards[self.ranks.index(rank)], first, last)
+        shard, layers = self.shards[self.ranks.index(rank)], [chunk.layers for chunk in self.chunks]
+        return with_adapters(stage_parts(model, layers, shard, first, last), adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class Layout:
     line_of: tuple[PipelineLayout, ...]
     executor_of: tuple[RankExecutor, ...]
     held: tuple[HeldParts, ...]
-    """Every element of every parameter once, those of the last layers first."""
+    """Every element of every parameter that is trained once, those of the last layers first."""
 
     @property
     def world_size(self) -> int:
@@ -258,8 +260,11 @@ def untrainable(
     return None
 
 
-def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> Layout:
-    """The processes of a plan that has passed the check; without a cluster, stated sharding groups are left out.
+def layout_of(
+    plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adapters: Adapters | None = None
+) -> Layout:
+    """The processes of a plan that has passed the check, which train the model, or `adapters` of it; without a cluster,
+    stated sharding groups are left out.
 
     Raises InputError where heads are not the model's.
     """
@@ -291,7 +296,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
         group_of = [executor.stage for executor in each]
     else:
         group_of = [0 if groups is None else groups[device] for device in devices]
-    held = _held(each, model, group_of)
+    held = _held(each, model, group_of, adapters)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
@@ -329,11 +334,14 @@ def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tup
     return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
-def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:
+def _held(
+    executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int], adapters: Adapters | None
+) -> tuple[HeldParts, ...]:
     holders: dict[str, list[tuple[ParameterPart, int]]] = {}
     for rank, executor in enumerate(executor_of):
-        for part in executor.parts(model, rank):
-            holders.setdefault(part.name, []).append((part, rank))
+        for part in executor.parts(model, rank, adapters):
+            if part.trained:
+                holders.setdefault(part.name, []).append((part, rank))
     found: dict[tuple[int, ...], list[ParameterPart]] = {}
     for name in sorted(holders, key=lambda name: (backward_turn(name), name)):
         own = holders[name]
@@ -341,7 +349,7 @@ def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Seque
         cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
         for start, end in pairwise(cuts):
             ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
-            found.setdefault(ranks, []).append(ParameterPart(name, whole.shape, whole.dim, start, end))
+            found.setdefault(ranks, []).append(replace(whole, start=start, end=end))
 
     def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(

@@ -26,13 +26,14 @@ class RankShard:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """The part [start, end) along `dim` of the parameter `name`, which is `shape` as a whole."""
+    """The part [start, end) along `dim` of the parameter `name`, which is `shape` as a whole; trained, or frozen."""
 
     name: str
     shape: tuple[int, ...]
     dim: int
     start: int
     end: int
+    trained: bool = True
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ class ParameterPart:
 
     @property
     def decays(self) -> bool:
-        """Whether AdamW decays it: matrices, but neither norms nor biases."""
+        """Whether an optimizer decays it: matrices, but neither norms nor biases."""
         return len(self.shape) > 1
 
 

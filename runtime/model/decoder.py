@@ -18,12 +18,13 @@ from torch.nn import functional
 from hexiopt.plan.token_layout import Range
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import JOINED
+from runtime.mapping.adapters import DOWN, UP
 from runtime.mapping.layout import Chunk
 from runtime.mapping.parts import EMBEDDING, FINAL_NORM, ParameterPart, RankShard, head_name
 from runtime.model.attention import AttentionCall
 from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
 from runtime.model.loss import chunked_cross_entropy, cross_entropy
-from runtime.model.tensor_parallel import RankTpGroup
+from runtime.model.tensor_parallel import AdapterMatrices, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
 
@@ -105,13 +106,19 @@ def compiled_layer_run(tp: RankTpGroup) -> LayerRun:
 
 
 def _columns(own: Weights, tp: RankTpGroup, x: Tensor, *names: str) -> tuple[Tensor, ...]:
-    return tp.columns(x, [own[f"{name}.weight"] for name in names], [own.get(f"{name}.bias") for name in names])
+    weights, biases = [own[f"{name}.weight"] for name in names], [own.get(f"{name}.bias") for name in names]
+    return tp.columns(x, weights, biases, [_adapter(own, name) for name in names])
 
 
 def _row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
     """A projection whose input is cut: summed over ranks before the bias, which all of them hold."""
-    found, bias = tp.rows(x, own[f"{name}.weight"]), own.get(f"{name}.bias")
+    found, bias = tp.rows(x, own[f"{name}.weight"], _adapter(own, name)), own.get(f"{name}.bias")
     return found if bias is None else found + bias
+
+
+def _adapter(own: Weights, name: str) -> AdapterMatrices | None:
+    down = own.get(f"{name}.{DOWN}.weight")
+    return None if down is None else (down, own[f"{name}.{UP}.weight"])
 
 
 def _attended(own: Weights, call: LayerCall, documents: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -195,6 +202,12 @@ class DecoderChunk:
         return x
 
     def _embedded(self, tokens_tb: Tensor) -> Tensor:
+        """Hidden states of tokens. Of a frozen embedding too they require a gradient, though nothing reads it: else
+        layers that are recomputed would get none."""
+        embedded = self._looked_up(tokens_tb)
+        return embedded.requires_grad_() if torch.is_grad_enabled() and not embedded.requires_grad else embedded
+
+    def _looked_up(self, tokens_tb: Tensor) -> Tensor:
         if self._tp.group is None:
             return functional.embedding(tokens_tb, self._weights[EMBEDDING])
         low, high = self._shard.vocab
@@ -221,4 +234,6 @@ class DecoderChunk:
 
 def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
     """Parameters of the parts that a rank holds, not yet filled."""
-    return {part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device)) for part in parts}
+    return {
+        part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device), part.trained) for part in parts
+    }
