@@ -12,6 +12,7 @@ from hexiopt.problem.lora import TARGETS, Lora
 from hexiopt.problem.workload import Workload
 from runtime.mapping.parts import ParameterPart
 
+MAX_ALPHA = 10.0**6
 DOWN, UP = "lora_A", "lora_B"
 MODULES = {target: f"{target}_proj" for target in TARGETS}
 """The names of targets in a model."""

@@ -13,7 +13,6 @@ from math import lcm
 from typing import assert_never
 
 from hexiopt.cost.executors.communicators import Channels
-from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
@@ -22,9 +21,10 @@ from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
 from hexiopt.problem.space import recompute_groups
-from hexiopt.problem.workload import FULL, Workload
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.adapters import Adapters, with_adapters
+from runtime.mapping.moments import ADAFACTOR, RULES
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
 
 
@@ -241,9 +241,21 @@ def untrainable(
         return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
-        if value != only:
-            return f"workload.{name}: {value} cannot be trained yet, only planned; take {only}"
+    if workload.optimizer not in RULES:
+        return (
+            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; take "
+            f"one of {', '.join(RULES)}"
+        )
+    if workload.optimizer == ADAFACTOR and plan is not None and plan.has_tensor_parallelism:
+        return (
+            f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism cuts; "
+            "plan with constraints.max_tp=1"
+        )
+    if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
+        return (
+            f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
+            "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
+        )
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):

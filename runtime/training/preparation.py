@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import FULL, LORA
 from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_token
-from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
+from runtime.mapping.adapters import Adapters
+from runtime.state.adapter_files import PeftAdapter, stated_alpha, weights_beside
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished
 from runtime.training.settings import Settings, TrainingRun
 
 
@@ -31,8 +35,60 @@ def resumed_progress(
                 f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, which would cut or order its "
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
+    workload, trained = problem.workload, found.trained
+    adapters = trained.adapters and trained.adapters.lora
+    kept, wanted = (_adapted(lora) for lora in (adapters, workload.adapters))
+    for what, then, now in (
+        ("workload.optimizer", trained.optimizer, workload.optimizer),
+        *((f"workload.{name}", kept[name], wanted[name]) for name in kept),
+    ):
+        if then != now:
+            raise InputError(
+                f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, so that it lacks what would be "
+                f"trained on; state {what}={then}, or start a run of its own from its weights"
+            )
     found.check()
     return found.progress
+
+
+def _adapted(lora: Lora | None) -> dict[str, object]:
+    """What adapters of a checkpoint must share with those of a run."""
+    if lora is None:
+        return {"training": FULL, "lora.rank": None, "lora.targets": None}
+    return {"training": LORA, "lora.rank": lora.rank, "lora.targets": ",".join(lora.matrices)}
+
+
+def adapter_start(
+    problem: Problem, resume: Path | None, weights: Path | None, adapter: Path | None, alpha: float | None
+) -> tuple[Path | None, float | None]:
+    """The weights beside adapters, and their alpha, with which a run begins: as stated, or else as the checkpoint or
+    the adapter folder says that it begins from.
+
+    Raises InputError where they are others than there, or where nothing has adapters.
+    """
+    if problem.workload.adapters is None:
+        for what, stated in (("adapter", adapter), ("lora_alpha", alpha)):
+            if stated is not None:
+                raise InputError(f"train.{what}: {stated} goes with workload.training=lora only; state that too")
+        if resume is not None and weights is not None:
+            raise InputError("train: resume and weights exclude each other; state one of them")
+        return weights, None
+    if resume is not None and adapter is not None:
+        raise InputError("train: resume and adapter exclude each other; state one of them")
+    if resume is None:
+        alpha = stated_alpha(adapter) if adapter is not None and alpha is None else alpha
+        found = Adapters.of(problem.workload, alpha)
+        assert found is not None
+        if adapter is not None:
+            PeftAdapter(adapter, TrainedModel(problem.model, adapters=found))
+        return weights, found.alpha
+    trained = Checkpoint(resume).trained
+    assert trained.adapters is not None, "`resumed_progress` has compared them"
+    if alpha not in (None, trained.adapters.alpha):
+        raise InputError(
+            f"train.lora_alpha: {alpha:g} is not that of {resume}, {trained.adapters.alpha:g}; leave it out"
+        )
+    return weights_beside(resume, trained, weights, "train.weights"), trained.adapters.alpha
 
 
 def _own_name(checkpoints: Path, resume: Path | None) -> str:
@@ -57,12 +113,13 @@ def prepared_run(
     *,
     resume: Path | None = None,
     weights: Path | None = None,
+    adapter: Path | None = None,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> TrainingRun:
     """The run of the plan file `plan` in `folder`, its text turned into tokens, whose number `on_tokens` hears.
 
     Raises InputError where the text cannot be read or does not suit the model; `resume` is checked by
-    `resumed_progress`, and `weights` where they are opened.
+    `resumed_progress`, `weights` where they are opened, and `adapter` by `adapter_start`.
     """
     workload, separator = problem.workload, separator_token(corpus.separator, corpus.tokenizer)
     tokens, *apart = (
@@ -73,7 +130,7 @@ def prepared_run(
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
     found = TrainingRun(
-        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights
+        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
     )
     names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
     found.batches(workload.seq_len, names[0])
