@@ -243,13 +243,13 @@ def untrainable(
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
     if workload.optimizer not in RULES:
         return (
-            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; take "
-            f"one of {', '.join(RULES)}"
+            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; "
+            f"take one of {', '.join(RULES)}"
         )
     if workload.optimizer == ADAFACTOR and plan is not None and plan.has_tensor_parallelism:
         return (
-            f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism cuts; "
-            "plan with constraints.max_tp=1"
+            f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism cuts"
+            "; plan with constraints.max_tp=1"
         )
     if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
         return (
@@ -272,9 +272,7 @@ def untrainable(
     return None
 
 
-def layout_of(
-    plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adapters: Adapters | None = None
-) -> Layout:
+def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adapters: Adapters | None = None) -> Layout:
     """The processes of a plan that has passed the check, which train the model, or `adapters` of it; without a cluster,
     stated sharding groups are left out.
 

@@ -234,6 +234,4 @@ class DecoderChunk:
 
 def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
     """Parameters of the parts that a rank holds, not yet filled."""
-    return {
-        part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device), part.trained) for part in parts
-    }
+    return {part.name: nn.Parameter(torch.empty(part.local_shape, dtype=dtype, device=device)) for part in parts}

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import saved_as
 from runtime.model.functions import applied
 from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
+from runtime.saved import saved_as
 
 
 def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
     """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-    with saved_as("logits", beside=logits_tbv.nbytes):
+    with saved_as("logits", transient_bytes=logits_tbv.nbytes):
         found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
     return found
 
@@ -32,8 +32,8 @@ def chunked_cross_entropy(
     does, which knows no ranks. Those of a weight that is trained are summed over chunks in its own precision.
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
-    beside = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
-    with saved_as("logits", beside):
+    transient_bytes = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
+    with saved_as("logits", transient_bytes):
         found: Tensor = applied(
             _ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, weight_vh.requires_grad
         )
@@ -74,10 +74,16 @@ def _of_logits(probabilities: Tensor, row: Tensor) -> Tensor:
 
 
 def _of_chunk(
-    x: Tensor, weight: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None, of_x: Tensor, of_w: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    rows: Range,
+    group: dist.ProcessGroup | None,
+    of_x: Tensor,
+    of_w: Tensor | None,
 ) -> Tensor:
-    """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`, if any. A function, so that
-    none of its logits is left when those of the next chunk are made."""
+    """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`, if any. A function,
+    so that none of its logits is left when those of the next chunk are made."""
     lost, probabilities, row = _probabilities(functional.linear(x, weight), labels, rows, group)
     of_logits = _of_logits(probabilities, row).to(x.dtype)
     torch.mm(of_logits, weight, out=of_x)

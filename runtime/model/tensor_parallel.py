@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import count_saved
 from runtime.model.functions import applied
+from runtime.saved import count_saved
 
 AdapterMatrices = tuple[Tensor, Tensor]
-"""A [rank, inputs] and B [outputs, rank] of a low-rank adapter (Hu et al., arXiv 2106.09685): beside a matrix W, a product
-with x becomes W x + scale · B (A x)."""
+"""A [rank, inputs] and B [outputs, rank] of a low-rank adapter (Hu et al., arXiv 2106.09685): beside a matrix W, a
+product with x becomes W x + scale · B (A x)."""
 
 
 class LateProducts:
@@ -176,10 +176,10 @@ class _Products(torch.autograd.Function):
     """Of one input with several matrices, each with its bias and its adapter, or None; gathered before, if there is a
     `tp` to do it. Frozen matrices need no gradient, and no input for it.
 
-    `others` are `tp`, what takes gradients of weights that are put off, or None, whether matrices are trained, the scale
-    of adapters, weights, biases, and both matrices of adapters. They have no parameters of their own, because torch 2.13
-    compiles a forward that has as many parameters as there are arguments as if it took no `ctx`, where there is no
-    backward.
+    `others` are `tp`, what takes gradients of weights that are put off, or None, whether matrices are trained, the
+    scale of adapters, weights, biases, and both matrices of adapters. They have no parameters of their own, because
+    torch 2.13 compiles a forward that has as many parameters as there are arguments as if it took no `ctx`, where there
+    is no backward.
     """
 
     @staticmethod

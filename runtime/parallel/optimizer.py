@@ -6,7 +6,6 @@ bucket. Those of a bucket without one are laid out flat while it is stepped, and
 have no masters.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from hexiopt.numbers.optimizers import OPTIMIZERS
 from runtime.mapping.buckets import forward_turn
 from runtime.mapping.moments import ADAMW, is_whole, moment_shape, moments_of, rule_of
-from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.step_rules import STEPS, AdamW, BucketStep, PassNumbers, compiled_adamw_pass
 from runtime.parallel.weight_gathers import WeightGathers
 
@@ -35,14 +34,14 @@ class Optimizer:
         buckets: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
         gathers: WeightGathers,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         *,
         kind: str = ADAMW,
         keeps_masters: bool = True,
         in_one_pass: bool = False,
     ) -> None:
         self._settings, self._buckets, self._gathers = settings, buckets, gathers
-        self._pace, self._kind, self._in_one_pass = pace, kind, in_one_pass
+        self._hooks, self._kind, self._in_one_pass = hooks, kind, in_one_pass
         example = max(weights.values(), key=lambda weight: weight.requires_grad)  # adapters, where there are any
         self._dtype, self._device = example.dtype, example.device
         # Those first that a forward needs first; of all ranks in one order.
@@ -118,16 +117,17 @@ class Optimizer:
         self._steps += 1
         numbers = PassNumbers.of(lr, self._steps, divisor, self._settings) if self._in_one_pass else None
         for bucket, master, moments in self._all(self._turns):
-            began, own = time.time(), bucket.own_weight
+            began_s, own = self._hooks.now_s(), bucket.own_weight
             rule, settings = rule_of(self._kind, bucket.parts[0]), self._settings
             gradient, decay = bucket.summed, settings.weight_decay if bucket.decays else 0.0
             if numbers is not None and rule == ADAMW and own is not None and own.dtype != master.dtype:
                 compiled_adamw_pass()(own, master, gradient, tuple(moments.values()), numbers, settings, decay)
                 master = own
             else:
-                STEPS[rule](BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay))
-            if self._pace is not None:
-                pace_until(began, self._pace.optimizer_s * len(master) / elements)
+                STEPS[rule](
+                    BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay)
+                )
+            self._hooks.stepped(began_s, len(master) / elements)
             self._gathers.begin(bucket, master, self._dtype)
         return torch.cat([sums, held.view(1)])
 

@@ -108,11 +108,13 @@ def _step_sgd(step: BucketStep) -> None:
 def _step_adafactor(step: BucketStep) -> None:
     """Torch's reads norms of updates on the host, which waits for the device."""
     for weight, gradient, moments in step.by_parameter(*step.moments):
-        means = [*moments, None] if len(moments) == 2 else [None, None, *moments]
+        rows, columns, squares = [*moments, None] if len(moments) == 2 else [None, None, *moments]
         _adafactor.adafactor(
             [weight],
             [gradient],
-            *([mean] for mean in means),
+            [rows],
+            [columns],
+            [squares],
             [step.steps - 1],
             foreach=False,
             lr=step.lr,

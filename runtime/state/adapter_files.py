@@ -1,4 +1,5 @@
-"""Adapters as peft has them: a folder with `adapter_config.json` and `adapter_model.safetensors`. Nothing is unpickled."""
+"""Adapters as peft has them: a folder with `adapter_config.json` and `adapter_model.safetensors`. Nothing is
+unpickled."""
 
 import json
 from collections.abc import Iterable
@@ -103,7 +104,8 @@ def stated_alpha(folder: Path) -> float:
     """The alpha of an adapter folder. Raises InputError where it states none."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder; give one with {CONFIG} and {WEIGHTS}")
-    return Section(read_mapping(folder / CONFIG), str(folder / CONFIG)).number("lora_alpha", above=0, at_most=MAX_ALPHA)
+    config = Section(read_mapping(folder / CONFIG), str(folder / CONFIG))
+    return float(config.number("lora_alpha", above=0, at_most=MAX_ALPHA))
 
 
 def _check_config(config: Section, adapters: Adapters) -> None:

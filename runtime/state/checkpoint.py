@@ -72,6 +72,11 @@ class TrainedModel:
     adapters: Adapters | None = None
     base: BaseWeights = BaseWeights()
 
+    @property
+    def lora(self) -> Lora | None:
+        """The form of its adapters."""
+        return None if self.adapters is None else self.adapters.lora
+
     def parts(self) -> list[ParameterPart]:
         """What is trained, whole."""
         return [part for part in with_adapters(whole_parts(self.model), self.adapters) if part.trained]
@@ -90,7 +95,10 @@ class TrainedModel:
     @classmethod
     def read(cls, index: Section) -> "TrainedModel":
         """That of what `to_dict` made. Raises InputError."""
-        model, optimizer = model_from_config(index.section("model")), index.text("optimizer", choices=RULES, default=ADAMW)
+        model, optimizer = (
+            model_from_config(index.section("model")),
+            index.text("optimizer", choices=RULES, default=ADAMW),
+        )
         if "adapters" not in index:
             return cls(model, optimizer)
         section = index.section("adapters")

@@ -94,7 +94,7 @@ class HuggingFaceWeights:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of all vectors and of the first rows of the embedding: what tells models of the same shapes apart."""
+        """The hash of all vectors and of the first rows of the embedding: it tells models of the same shapes apart."""
         digest = hashlib.sha256()
         for part in whole_parts(self._model):
             if part.name == EMBEDDING:

@@ -32,7 +32,8 @@ def trained_model(run: TrainingRun, problem: Problem) -> TrainedModel:
 
 
 def first_values(run: TrainingRun, trained: TrainedModel) -> FirstValues:
-    """The first values of each part: read where the run states weights, or an adapter, else drawn. Raises InputError."""
+    """The first values of each part: read where the run states weights or an adapter, else drawn. Raises
+    InputError."""
     base = _base_values(run.weights, trained, run.settings.seed)
     if trained.adapters is None:
         return base
@@ -61,9 +62,7 @@ def exported_weights(path: Path, weights: Path | None = None) -> tuple[ModelSpec
     return model, _merged(checkpoint, trained.adapters, _base_values(weights, trained, checkpoint.progress.seed))
 
 
-def _merged(
-    checkpoint: Checkpoint, adapters: Adapters, base: FirstValues
-) -> Iterator[tuple[str, Tensor]]:
+def _merged(checkpoint: Checkpoint, adapters: Adapters, base: FirstValues) -> Iterator[tuple[str, Tensor]]:
     """W + scale · B A of each matrix with an adapter, in FP32 or better."""
     for part in whole_parts(checkpoint.model):
         _, *matrices = with_adapters([part], adapters)

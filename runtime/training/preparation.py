@@ -36,26 +36,23 @@ def resumed_progress(
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
     workload, trained = problem.workload, found.trained
-    adapters = trained.adapters and trained.adapters.lora
-    kept, wanted = (_adapted(lora) for lora in (adapters, workload.adapters))
-    for what, then, now in (
-        ("workload.optimizer", trained.optimizer, workload.optimizer),
-        *((f"workload.{name}", kept[name], wanted[name]) for name in kept),
-    ):
-        if then != now:
+    kept, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
+    for name, stated in wanted.items():
+        if kept[name] != stated:
             raise InputError(
-                f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, so that it lacks what would be "
-                f"trained on; state {what}={then}, or start a run of its own from its weights"
+                f"train.resume: {checkpoint} was trained with workload.{name}={kept[name]}, not {stated}, and lacks "
+                f"what that goes on from; state workload.{name}={kept[name]}, or start a run of its own"
             )
     found.check()
     return found.progress
 
 
-def _adapted(lora: Lora | None) -> dict[str, object]:
-    """What adapters of a checkpoint must share with those of a run."""
-    if lora is None:
-        return {"training": FULL, "lora.rank": None, "lora.targets": None}
-    return {"training": LORA, "lora.rank": lora.rank, "lora.targets": ",".join(lora.matrices)}
+def _trained(optimizer: str, lora: Lora | None) -> dict[str, str]:
+    """What a checkpoint and a run must have in common beside the model."""
+    facts = {"optimizer": optimizer, "training": FULL if lora is None else LORA}
+    if lora is not None:
+        facts |= {"lora.rank": str(lora.rank), "lora.targets": f"[{','.join(lora.matrices)}]"}
+    return facts
 
 
 def adapter_start(

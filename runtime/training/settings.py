@@ -77,7 +77,7 @@ class Settings:
 class TrainingRun:
     """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
     tokens, the folder of checkpoints; the tokens of a text for validation, if it has its own; the checkpoint to go on
-    from, or Hugging Face weights and an adapter to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
+    from, or Hugging Face weights and an adapter to start with, if any. `float64`
     trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     run: str
@@ -89,7 +89,6 @@ class TrainingRun:
     resume: Path | None = None
     weights: Path | None = None
     adapter: Path | None = None
-    paces: Path | None = None
     float64: bool = False
     device: str = "cpu"
 
@@ -127,7 +126,7 @@ class TrainingRun:
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
-        optional = ("validation", "resume", "weights", "adapter", "paces")
+        optional = ("validation", "resume", "weights", "adapter")
         given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import isfinite, nan, prod, sqrt
 from typing import Any
 
@@ -17,20 +16,19 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
-from runtime.mapping.adapters import DOWN, UP, Adapters
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
+from runtime.mapping.adapters import DOWN, UP, Adapters
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
-from runtime.memory import States, Used, used
 from runtime.model.attention import AttentionCall, WholeAttention
 from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
-from runtime.pace import Pace
 from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
@@ -46,10 +44,10 @@ class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`, sums of gradients
-    `gradient_precision` (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together. Trained is the
-    model, or `adapters` of it, by the `optimizer` (`hexiopt/numbers/optimizers.py`).
+    over all holders where no cluster is given. The loss has the logits of `loss_chunk_tokens` at once (None: of all).
+    Messages between stages have `message_precision`, sums of gradients `gradient_precision`
+    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together. Trained is the model, or `adapters`
+    of it, by the `optimizer` (`hexiopt/numbers/optimizers.py`).
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class Trainee:
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
         cluster: Cluster | None = None,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
         message_precision: str = TRAINING,
@@ -105,7 +103,7 @@ class Trainee:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
                 attention = SequenceAttention(model, layout, rank, groups, device)
         rope = Rope(model, reads, dtype, device)
-        self._tables = rope.tensors() + attention.tensors()
+        self.tables = rope.tensors() + attention.tensors()
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off; and under ZeRO-3 what parameters hold comes and goes.
         is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3 and not plan.schedule.splits
@@ -114,12 +112,11 @@ class Trainee:
             DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
+        self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
         of_units = unit_buckets(executor, rank, shared, model)
-        self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
+        self.units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
-        latency_s = None if pace is None else pace.latency_s
-        self._messages = messages = StageMessages(
+        self.messages = messages = StageMessages(
             line,
             executor,
             rank,
@@ -127,26 +124,25 @@ class Trainee:
             model.hidden_size,
             like(dtype, device),
             groups,
-            latency_s,
             message_precision,
+            hooks,
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = expected.replaced(_row_of_rank_0(expected.numbers() if pace is None else pace.expected, device))
+        agreed = expected.replaced(_row_of_rank_0(expected.numbers(), device))
         if plan.schedule.splits:
-            turns = expected.turns(self.layout) if pace is None else pace.turns
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(turns, device))
+            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, pace
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, hooks
         )
         self.optimizer = Optimizer(
             settings,
             self.buckets,
             self.weights,
             gathers,
-            pace,
+            hooks,
             kind=optimizer,
             keeps_masters=OPTIMIZERS[optimizer].master and adapters is None,
             in_one_pass=is_compiled and device.type == "cuda",
@@ -165,7 +161,7 @@ class Trainee:
         settings: AdamW,
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         is_compiled: bool = False,
         alpha: float | None = None,
@@ -185,7 +181,7 @@ class Trainee:
             initial=initial,
             timeout_s=timeout_s,
             cluster=problem.cluster,
-            pace=pace,
+            hooks=hooks,
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
             message_precision=workload.message_precision,
@@ -241,30 +237,6 @@ class Trainee:
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
-
-    def states(self) -> States:
-        """What lasts of the rank's memory."""
-        return States(
-            weights=(
-                *self.weights.values(),
-                *(bucket.weight for bucket in self.buckets if bucket.weight is not None),
-            ),
-            gradients=tuple(bucket.gradient for bucket in self.buckets),
-            masters=tuple(master for master in self.optimizer.masters if master is not None),
-            moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
-            tables=tuple(self._tables),
-        )
-
-    def used(self, sequences: Sequences) -> Used:
-        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
-        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
-        found = used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
-        parts = replace(
-            found.parts,
-            weights=found.parts.weights + self._units.most_bytes,
-            gradients=found.parts.gradients + self._sync.most_bytes,
-        )
-        return replace(found, parts=parts)
 
 
 class StepOutcome:
