@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hexiopt.problem.model import ModelSpec
+from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.moments import ADAMW, moments_of
-from runtime.mapping.parts import whole_parts
 from runtime.network import join_world
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.checkpoint import CheckpointProgress, TrainedModel

@@ -24,8 +24,9 @@ from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.adapters import Adapters, with_adapters
+from runtime.mapping.model_parts import stage_parts
 from runtime.mapping.moments import ADAFACTOR, RULES
-from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
+from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +325,7 @@ def _executors(
             groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in layout.groups]
             sequence = replace(layout, groups=tuple(groups))
             ranks = tuple(sorted(rank for group in groups for rank in group.devices))
-            yield RankExecutor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+            yield RankExecutor(p, s, 0, ranks, (RankShard(),) * len(ranks), (0, micro_batch_size), chunks, sequence)
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):

@@ -13,13 +13,13 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.kinds import Attention
 from runtime.device import has_flash_attention
 from runtime.mapping.parts import Range, RankShard
 
 
 class AttentionCall(Protocol):
-    """A way of attention, the same for every layer of a rank."""
+    """A way of attention, the same for every layer of a rank that has it."""
 
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
         """What queries, keys and values give [T, B, n · D], their positions rotated in: all tokens of the rank's heads,
@@ -35,31 +35,30 @@ class AttentionCall(Protocol):
         ...
 
 
-def met(model: ModelSpec, heads: Range, kv_heads: Range) -> list[int]:
+def met(part: Attention, heads: Range, kv_heads: Range) -> list[int]:
     """Which of `kv_heads`, counted from their first one, each of the query heads meets."""
-    group = model.num_heads // model.num_kv_heads
+    group = part.heads // part.kv_heads
     return [head // group - kv_heads[0] for head in range(*heads)]
 
 
 class WholeAttention:
-    """Attention where a rank has all tokens, which sees back as far as the model's window.
+    """Attention where a rank has all tokens, which sees back as far as its window. `like` has the type and device of
+    its inputs.
 
     Flash attention of a GPU that has it is asked for by name, so that nothing slower runs unseen; a window and
     documents take its kernel for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
     sequence is a mask [T, T], added to scores; documents are one for each sample.
     """
 
-    def __init__(
-        self, model: ModelSpec, shard: RankShard, seq_len: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._meets = met(model, shard.heads, shard.kv_heads)
-        count = shard.kv_heads[1] - shard.kv_heads[0]
+    def __init__(self, part: Attention, shard: RankShard, seq_len: int, like: Tensor) -> None:
+        kv_heads = shard.groups(part.heads, part.kv_heads)
+        self._meets = met(part, shard.share(part.heads), kv_heads)
+        count = kv_heads[1] - kv_heads[0]
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
         is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
-        window = model.attention_window
-        self._window = window if window is not None and window < seq_len else None
-        self._has_flash = has_flash_attention(device, dtype, model.head_dim)
-        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._window = part.window if part.window is not None and part.window < seq_len else None
+        self._has_flash = has_flash_attention(like.device, like.dtype, part.qk_dim)
+        self._like = like
         self._seq_len, self._is_grouped = seq_len, is_grouped
         self._mask: Tensor | None = None
         if self._window is not None and not self._has_flash:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.kinds import Attention
 from runtime.model.attention import met
 from runtime.model.functions import applied
 from runtime.network import ProcessGroups
@@ -30,18 +30,18 @@ class SequenceAttention:
     """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceParallel, rank: int, groups: ProcessGroups, device: torch.device
+        self, part: Attention, layout: SequenceParallel, rank: int, groups: ProcessGroups, device: torch.device
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
         own, tokens = layout.groups[g], token_ranges(layout)[g]
         order = sorted(range(len(own.devices)), key=lambda place: own.devices[place])
         heads = [head_ranges(own.heads)[place] for place in order]
-        kv_heads = [kv_range(each, model.num_heads, model.num_kv_heads) for each in heads]
+        kv_heads = [kv_range(each, part.heads, part.kv_heads) for each in heads]
         ranks = tuple(own.devices[place] for place in order)
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
-        self._ring = RankSubRing(model, layout, g, own.devices.index(rank), groups.of(everyone))
+        self._ring = RankSubRing(part, layout, g, own.devices.index(rank), groups.of(everyone))
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """A ring knows no parts of sequences: `untrainable` says so before a run."""
@@ -74,20 +74,20 @@ class RankSubRing:
     """The sub-rings of the rank at `place` in group `g` of a layout, all of whose ranks are in `group`."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceParallel, g: int, place: int, group: dist.ProcessGroup | None
+        self, part: Attention, layout: SequenceParallel, g: int, place: int, group: dist.ProcessGroup | None
     ) -> None:
         self.count, self._g, self._group = len(layout.groups), g, group
         runs = group_ranges(layout)
         self._lengths = [sum(end - first for first, end in own) for own in runs]
-        self._blocks = [blocks(runs[g], other, model.attention_window) for other in runs]
+        self._blocks = [blocks(runs[g], other, part.window) for other in runs]
         heads = head_ranges(layout.groups[g].heads)[place]
-        kv_heads = kv_range(heads, model.num_heads, model.num_kv_heads)
+        kv_heads = kv_range(heads, part.heads, part.kv_heads)
         self.own: list[_SubRing] = []
-        for ring in sub_rings(layout, model.num_heads, model.num_kv_heads):
+        for ring in sub_rings(layout, part.heads, part.kv_heads):
             if ring.places[g] == place:
                 at = [(g + step) % self.count for step in (1, -1)]
                 after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
-                meets = met(model, ring.heads, ring.kv_heads)
+                meets = met(part, ring.heads, ring.kv_heads)
                 self.own.append(
                     _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
                 )

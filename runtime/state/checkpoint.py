@@ -31,8 +31,9 @@ from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.adapters import MAX_ALPHA, Adapters, with_adapters
+from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.moments import ADAMW, RULES, moment_shape, moments_of
-from runtime.mapping.parts import ParameterPart, whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.slices import WEIGHT, Slices, State, state_dict, stored_name
 

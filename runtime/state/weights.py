@@ -19,7 +19,8 @@ from torch import Tensor
 from hexiopt.errors import InputError, quoted
 from hexiopt.problem.model import ARCHITECTURES, LLAMA_FAMILY, ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, whole_parts
+from runtime.mapping.model_parts import EMBEDDING, HEAD, whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
 

@@ -11,7 +11,8 @@ from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.mapping.adapters import Adapters, with_adapters
-from runtime.mapping.parts import ParameterPart, whole_parts
+from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.state.adapter_files import PeftAdapter, weights_beside
 from runtime.state.checkpoint import BaseWeights, Checkpoint, TrainedModel
 from runtime.state.slices import WEIGHT

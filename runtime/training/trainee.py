@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite, nan, prod, sqrt
 from typing import Any
 
@@ -13,6 +14,7 @@ from hexiopt.numbers.messages import BLOCK, TRAINING
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.kinds import Attention
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
@@ -22,8 +24,10 @@ from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
-from runtime.model.attention import AttentionCall, WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
+from runtime.model.attention import AttentionCall
+from runtime.model.decoder import DecoderChunk
+from runtime.model.layer import compiled_layer_run, layer_run
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.parallel.flat_weights import first_weights
@@ -92,24 +96,24 @@ class Trainee:
         self.weights = first_weights(self.buckets, parts, initial, dtype, device, trained_dtype)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         scale = 0.0 if adapters is None else adapters.scale
-        attention: AttentionCall
+        attend: Callable[[Attention], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
                 late = LateProducts() if plan.schedule.splits else None
                 tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale)
-                attention = WholeAttention(model, shard, seq_len, dtype, device)
             case layout:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
-                attention = SequenceAttention(model, layout, rank, groups, device)
-        rope = Rope(model, reads, dtype, device)
-        self.tables = rope.tensors() + attention.tensors()
+                attend = partial(SequenceAttention, layout=layout, rank=rank, groups=groups, device=device)
+        calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
+        tables = {id(table): table for call in calls.values() for table in call.tensors()}
+        self.tables = list(tables.values())
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off; and under ZeRO-3 what parameters hold comes and goes.
         is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3 and not plan.schedule.splits
         run = compiled_layer_run(tp) if is_graph else layer_run
         chunks = [
-            DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
+            DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
         self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)

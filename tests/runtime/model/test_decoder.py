@@ -12,11 +12,12 @@ from torch.nn import functional
 from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.layout import Chunk
-from runtime.mapping.parts import shards
-from runtime.model.attention import WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.parts import RankShard
+from runtime.model.decoder import DecoderChunk, empty_weights
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.state.weights import HuggingFaceWeights, whole_parts
+from runtime.state.weights import HuggingFaceWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS, SAMPLES = 9, 2
@@ -70,10 +71,9 @@ def decoder(
     for part in parts:
         weights[part.name].data.copy_(stored.read(part))
     chunk = Chunk(0, (0, model.num_layers), policies, first=True, last=True)
-    rope, (shard,) = Rope(model, [(0, TOKENS)], torch.float32, cpu), shards(model, 1)
-    attention = WholeAttention(model, shard, TOKENS, torch.float32, cpu)
-    tp = RankTpGroup(0, ((0, TOKENS),))
-    return DecoderChunk(model, chunk, shard, tp, rope, attention, weights), weights
+    shard, tp = RankShard(), RankTpGroup(0, ((0, TOKENS),))
+    calls = part_calls(model, shard, tp, tp.tokens, torch.empty(0))
+    return DecoderChunk(model, chunk, shard, tp, calls, weights), weights
 
 
 def sequences(model: ModelSpec) -> tuple[Tensor, Tensor]:

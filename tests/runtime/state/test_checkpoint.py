@@ -22,7 +22,7 @@ from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.mapping.parts import whole_parts
+from runtime.mapping.model_parts import whole_parts
 from runtime.state import saving
 from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, TrainedModel, finished
 from runtime.state.saving import CheckpointWriter

@@ -19,7 +19,8 @@ from torch import Tensor
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, shards, stage_parts, whole_parts
+from runtime.mapping.model_parts import EMBEDDING, HEAD, stage_parts, whole_parts
+from runtime.mapping.parts import ParameterPart, shards
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
 from runtime.training.trainee import drawn

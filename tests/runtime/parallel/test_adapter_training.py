@@ -15,7 +15,8 @@ from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.adapters import DOWN, UP, Adapters, with_adapters
-from runtime.mapping.parts import ParameterPart, whole_parts
+from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.training.trainee import drawn
