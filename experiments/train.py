@@ -46,6 +46,8 @@ def run(job: Job) -> float:
     problem = job.problem if plan_file is None else plan_file.problem
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
     resume, weights, adapter = paths["resume"], paths["weights"], paths["adapter"]
+    if resume is not None and weights is not None and problem.workload.adapters is None:
+        raise InputError("train: resume and weights exclude each other; state one of them")
     corpus = _corpus(config, paths["tokenizer"])
     corpus.check(folder)  # before torch is loaded and a plan is searched
 

@@ -67,8 +67,6 @@ def adapter_start(
         for what, stated in (("adapter", adapter), ("lora_alpha", alpha)):
             if stated is not None:
                 raise InputError(f"train.{what}: {stated} goes with workload.training=lora only; state that too")
-        if resume is not None and weights is not None:
-            raise InputError("train: resume and weights exclude each other; state one of them")
         return weights, None
     if resume is not None and adapter is not None:
         raise InputError("train: resume and adapter exclude each other; state one of them")
