@@ -21,7 +21,7 @@ FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safet
 _PREFIX = "base_model.model."  # of names, in front of the model's own
 # What changes nothing in what an adapter computes, or says how it was begun.
 _HARMLESS = {
-    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "qalora_group_size", "revision"),
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "qalora_group_size", "revision"),
     *("runtime_config", "task_type", "velora_config"),
 }
 _PLAIN_STARTS = (None, True, False, "gaussian")  # others change the matrices beside the adapter
@@ -94,7 +94,7 @@ def weights_beside(checkpoint: Path, trained: TrainedModel, weights: Path | None
     base = trained.base
     if weights is None and base.path is not None:
         weights = Path(base.path)
-    if (HuggingFaceWeights(weights, trained.model).sha256 if weights else "") != base.sha256:
+    if (HuggingFaceWeights(weights, trained.model).sha256 if weights else None) != base.sha256:
         remedy = f"give those that were at {base.path}" if base.path else "leave it out: its seed draws them"
         raise InputError(f"{option}: {weights} are not the weights beside which {checkpoint} was trained; {remedy}")
     return weights

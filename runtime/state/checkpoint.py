@@ -60,7 +60,7 @@ class BaseWeights:
     """What adapters stand beside: Hugging Face weights at `path` and their hash, or what the seed draws (None)."""
 
     path: str | None = None
-    sha256: str = ""
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TrainedModel:
         with section.building():
             lora = Lora(**section.fields(Lora))
         alpha, stated = section.number("alpha", above=0, at_most=MAX_ALPHA), section.section("base")
-        base = BaseWeights(stated.raw("path", None), stated.text("sha256", default=""))
+        base = BaseWeights(stated.raw("path", None), stated.raw("sha256", None))
         stated.finish()
         section.finish()
         return cls(model, optimizer, Adapters(lora, alpha), base)

@@ -66,7 +66,8 @@ def adapter_start(
     if problem.workload.adapters is None:
         for what, stated in (("adapter", adapter), ("lora_alpha", alpha)):
             if stated is not None:
-                raise InputError(f"train.{what}: {stated} goes with workload.training=lora only; state that too")
+                shown = f"{stated:g}" if isinstance(stated, float) else stated
+                raise InputError(f"train.{what}: {shown} goes with workload.training=lora only; state that too")
         return weights, None
     if resume is not None and adapter is not None:
         raise InputError("train: resume and adapter exclude each other; state one of them")

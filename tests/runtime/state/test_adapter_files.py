@@ -183,6 +183,18 @@ def test_a_folder_of_peft_begins_a_run(model: ModelSpec, base: Path, written: Pa
     assert begun == pytest.approx(resumed, rel=1e-6)
 
 
+def test_what_peft_writes_is_read(model: ModelSpec, base: Path, tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    modules = ["q_proj", "o_proj", "gate_proj", "down_proj"]
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=3, target_modules=modules)
+    peft.get_peft_model(theirs, config).save_pretrained(tmp_path)
+    trained = trained_model(model, base)
+    opened, stored = PeftAdapter(tmp_path, trained), load_file(tmp_path / WEIGHTS)
+    for part in trained.parts():
+        assert torch.equal(opened.read(part), stored[f"base_model.model.{part.name}"])
+
+
 def with_config(written: Path, folder: Path, **changes: Any) -> Path:
     folder.mkdir()
     stated = json.loads((written / FOLDER / CONFIG).read_text()) | changes
