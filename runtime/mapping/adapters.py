@@ -57,11 +57,11 @@ def _of(part: ParameterPart, rank: int) -> Iterator[ParameterPart]:
     outputs, inputs = part.shape
     down, up = (adapter_name(part.name, matrix) for matrix in (DOWN, UP))
     if part.dim == 0:
-        yield ParameterPart(down, (rank, inputs), 0, 0, rank)
-        yield ParameterPart(up, (outputs, rank), 0, part.start, part.end)
+        yield ParameterPart(down, (rank, inputs), 0, 0, rank, initial="uniform")
+        yield ParameterPart(up, (outputs, rank), 0, part.start, part.end, initial=0.0)
     else:
-        yield ParameterPart(down, (rank, inputs), 1, part.start, part.end)
-        yield ParameterPart(up, (outputs, rank), 0, 0, outputs)
+        yield ParameterPart(down, (rank, inputs), 1, part.start, part.end, initial="uniform")
+        yield ParameterPart(up, (outputs, rank), 0, 0, outputs, initial=0.0)
 
 
 def adapter_name(name: str, matrix: str) -> str:

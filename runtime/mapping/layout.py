@@ -19,7 +19,7 @@ from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParalle
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
@@ -27,6 +27,7 @@ from runtime.mapping.adapters import Adapters, with_adapters
 from runtime.mapping.model_parts import stage_parts
 from runtime.mapping.moments import ADAFACTOR, RULES
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
+from runtime.mapping.trained_models import untrainable_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +234,8 @@ def untrainable(
     model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
 ) -> str | None:
     """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
-    if model.architecture not in LLAMA_FAMILY:
-        known = ", ".join(LLAMA_FAMILY)
-        return f"model {model.name}: {model.architecture} cannot be trained, only planned; take one of {known}"
-    if model.rope_type != "default":
-        return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
-    if model.activation != "silu":
-        return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
+    if wrong := untrainable_model(model, plan, document_masking=document_masking):
+        return wrong
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
     if workload.optimizer not in RULES:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 
 Range = tuple[int, int]  # [start, end)
+Initial = float | Literal["log_of_number", "uniform"]  # of an element its number from 1; between ± 1 / √inputs
 
 
 def split(total: int, count: int) -> list[Range]:
@@ -52,6 +54,9 @@ class ParameterPart:
     dim: int
     start: int
     end: int
+    initial: Initial | None = None
+    """The value of all its elements at first, or how they are drawn; None: as a run draws matrices, and zero of
+    biases."""
     trained: bool = True
 
     @property

@@ -16,12 +16,12 @@ from hexiopt.problem.kinds import Part
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import JOINED
 from runtime.mapping.layout import Chunk
-from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name, layer_kinds, layer_prefix
+from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, execution_of, head_name, layer_kinds, layer_prefix
 from runtime.mapping.parts import ParameterPart, RankShard
 from runtime.model.attention_part import AttentionPart
 from runtime.model.functions import rms_norm
 from runtime.model.layer import LayerCall, LayerRun, Layers, PartCall, layer_run
-from runtime.model.loss import chunked_cross_entropy, cross_entropy
+from runtime.model.loss import Logits, chunked_cross_entropy, cross_entropy
 from runtime.model.projections import Weights
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -43,6 +43,8 @@ class DecoderChunk:
     ) -> None:
         self.chunk, self._loss_chunk_tokens = chunk, loss_chunk_tokens
         self._model, self._tp, self._weights = model, tp, weights
+        self._execution = execution_of(model)
+        self._logits = Logits(self._execution.logit_scale, self._execution.logit_cap)
         self._rows = shard.even(model.vocab_size)
         self._calls, kinds = calls, layer_kinds(model)
         of_kinds = {
@@ -110,27 +112,34 @@ class DecoderChunk:
 
     def _looked_up(self, tokens_tb: Tensor) -> Tensor:
         if self._tp.group is None:
-            return functional.embedding(tokens_tb, self._weights[EMBEDDING])
+            return self._scaled(functional.embedding(tokens_tb, self._weights[EMBEDDING]))
         low, high = self._rows
         mine = (tokens_tb >= low) & (tokens_tb < high)
         if low == high:
             return self._tp.scatter(self._weights[EMBEDDING].new_zeros(*tokens_tb.shape, self._model.hidden_size))
         rows = functional.embedding((tokens_tb - low).masked_fill(~mine, 0), self._weights[EMBEDDING])
-        return self._tp.scatter(rows * mine.unsqueeze(-1))
+        return self._tp.scatter(self._scaled(rows * mine.unsqueeze(-1)))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        """Rows of the embedding times its scale, which has their type, as in transformers."""
+        scale = self._execution.embedding_scale
+        return rows if scale == 1.0 else rows * rows.new_tensor(scale)
 
     def logits(self, x_tbh: Tensor) -> Tensor:
         """Logits of the rank's rows of the vocabulary for all tokens [T, B, V], of a last chunk's hidden states."""
-        return self._tp.columns(self._normed(x_tbh), [self._weights[head_name(self._model)]], [None])[0]
+        (products,) = self._tp.columns(self._normed(x_tbh), [self._weights[head_name(self._model)]], [None])
+        return self._logits.of(products)
 
     def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
         """Sum of the cross entropies of all labels, of a last chunk's hidden states."""
         if self._loss_chunk_tokens is None:
             return cross_entropy(self.logits(x_tbh), labels_tb, self._rows, self._tp.group)
         head, normed = self._weights[head_name(self._model)], self._normed(x_tbh)
-        return chunked_cross_entropy(normed, head, labels_tb, self._rows, self._tp, self._loss_chunk_tokens)
+        chunk, logits = self._loss_chunk_tokens, self._logits
+        return chunked_cross_entropy(normed, head, labels_tb, self._rows, self._tp, chunk, logits)
 
     def _normed(self, x_tbh: Tensor) -> Tensor:
-        return rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps)
+        return rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps, self._execution.unit_norms)
 
 
 def empty_weights(parts: Sequence[ParameterPart], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:

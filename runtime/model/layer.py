@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hexiopt.problem.kinds import LayerKind, Part
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import layer_prefix, sublayers
+from runtime.mapping.model_parts import execution_of, layer_prefix, sublayers
 from runtime.model.functions import recomputed, rms_norm
 from runtime.model.projections import Weights
 from runtime.model.tensor_parallel import RankTpGroup
@@ -38,10 +38,12 @@ class PartCall(Protocol):
 
 
 class SublayerCall(NamedTuple):
-    """A sublayer: the name of its norm, and what its parts compute."""
+    """A sublayer: what its parts compute, and the names of the norms of what they read and of what they make,
+    if any."""
 
-    norm: str
     parts: tuple[PartCall, ...]
+    norm: str | None
+    output_norm: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +53,23 @@ class LayerCall:
 
     sublayers: tuple[SublayerCall, ...]
     norm_eps: float
+    unit_norms: bool
+    residual_scale: float
     is_selective: bool
 
     @classmethod
     def of(cls, model: ModelSpec, kind: LayerKind, parts: Mapping[Part, PartCall], policy: str) -> "LayerCall":
         """That of layers of a kind, of whose `parts` a rank computes so much."""
-        calls = tuple(SublayerCall(norm, tuple(parts[part] for part in own)) for norm, own in sublayers(kind))
-        return cls(calls, model.norm_eps, policy == "selective")
+        execution = execution_of(model)
+        calls = tuple(
+            SublayerCall(tuple(parts[part] for part in of_kind), norm, output_norm)
+            for of_kind, norm, output_norm in sublayers(kind, execution)
+        )
+        return cls(calls, model.norm_eps, execution.unit_norms, execution.residual_scale, policy == "selective")
+
+    def normed(self, own: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
+        """What the norm of that name makes, if there is one."""
+        return x_tbh if name is None else rms_norm(x_tbh, own[f"{name}.weight"], self.norm_eps, self.unit_norms)
 
 
 LayerRun = Callable[..., Tensor]
@@ -66,11 +78,12 @@ LayerRun = Callable[..., Tensor]
 def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
     """A layer, of the weights `own` by their names in it; `documents` of each part that mixes tokens, or none."""
     number = 0
-    for norm, parts in call.sublayers:
-        normed = rms_norm(x_tbh, own[f"{norm}.weight"], call.norm_eps)
+    for parts, norm, output_norm in call.sublayers:
+        normed = call.normed(own, norm, x_tbh)
         for part in parts:
             of_part = documents[number] if number < len(documents) else None
-            x_tbh = x_tbh + part(own, normed, of_part, call.is_selective)
+            made = call.normed(own, output_norm, part(own, normed, of_part, call.is_selective))
+            x_tbh = x_tbh + (made if call.residual_scale == 1.0 else made * call.residual_scale)
             number += 1
     return x_tbh
 

@@ -10,7 +10,7 @@ memory. Parts may be unequal; then they travel padded to the longest.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -76,6 +76,11 @@ class RankTpGroup:
     def own(self) -> Range:
         """The rank's tokens."""
         return self.tokens[self.rank]
+
+    @property
+    def alone(self) -> "RankTpGroup":
+        """The rank without the others: for products of what it has of all tokens."""
+        return replace(self, group=None)
 
     def columns(
         self,

@@ -17,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.problem.model import ARCHITECTURES, LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.model_parts import EMBEDDING, HEAD, whole_parts
+from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart
+from runtime.state.fused_tensors import fused_pieces, joined
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
+from runtime.state.weight_names import CLASSES, stored_name, stored_shape
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -31,7 +33,6 @@ MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
 _HASHED_ROWS = 16
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
-_CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in LLAMA_FAMILY}
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 
@@ -60,9 +61,9 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
-        assert model.gated_mlp, "an architecture that is trained"
-        self._model, self._stored = model, _stored(path)
-        needed = {part.name: part.shape for part in whole_parts(model)}
+        self._stored, self._model = _stored(path), model
+        self._fused = fused_pieces(model)
+        needed = dict(stored_shape(part, model, self._fused) for part in whole_parts(model))
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -91,7 +92,12 @@ class HuggingFaceWeights:
 
         Raises InputError where the file cannot be read any more.
         """
-        return read_part(self._stored[part.name].file, part.name, part)
+        if piece := self._fused.get(part.name):
+            with _opened(self._stored[piece.name].file) as file:
+                whole = piece.of(file.get_tensor(piece.name)).reshape(part.shape)
+            return whole.narrow(part.dim, part.start, part.end - part.start)
+        name = stored_name(part.name, self._model)
+        return read_part(self._stored[name].file, name, part)
 
     @cached_property
     def sha256(self) -> str:
@@ -202,7 +208,11 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    grouped = _grouped(whole_parts(model), dtype.itemsize, shard_bytes)
+    fused = fused_pieces(model)
+    shapes = dict(stored_shape(part, model, fused) for part in whole_parts(model))
+    parts = [ParameterPart(name, shape, 0, 0, shape[0]) for name, shape in shapes.items()]
+    grouped = _grouped(parts, dtype.itemsize, shard_bytes)
+    tensors = ((stored_name(name, model), tensor) for name, tensor in joined(tensors, fused))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
@@ -265,21 +275,21 @@ def _write_header(path: Path, parts: list[ParameterPart], dtype: torch.dtype) ->
 
 def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
     """The `config.json` of a model, in keys that transformers before and since version 5 reads."""
-    assert model.rope_type == "default", "a model that is trained"
-    values = {key: getattr(model, name) for name, key in ARCHITECTURES[model.architecture].keys.items()}
-    values["rms_norm_eps"] = float(model.norm_eps)  # a whole number is refused
-    if model.architecture in ("qwen2", "qwen3"):
-        values |= {"use_sliding_window": model.attention_window is not None, "max_window_layers": 0}
+    kind = execution_of(model).type
+    if model.architecture == DECODER:
+        values = json.loads(model.config)
+    else:
+        values = {key: value for key, value in model.to_dict().items() if key != "name"}
     return {
-        "architectures": [_CLASSES[model.architecture]],
-        "model_type": model.architecture,
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
         "_name_or_path": model.name,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **values,
         # Which tokens they are is not known here, and the defaults of transformers are those of other vocabularies.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
+        **{key: value for key, value in values.items() if key != "architectures"},
     }
 
 

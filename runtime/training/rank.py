@@ -17,7 +17,7 @@ from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
+from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
 from runtime.mapping.layout import untrainable
 from runtime.network import join_world
@@ -56,6 +56,7 @@ def run_rank(
         interface = hooks.join()
         world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
         device = taken_device(run.device, gpu, world_size)
+        take_attention(run.settings.attention, device)
         store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
         join_world(device, rank, world_size, timeout_s, store=store, interface=interface)

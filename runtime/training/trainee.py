@@ -19,12 +19,13 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
-from runtime.mapping.adapters import DOWN, UP, Adapters
+from runtime.mapping.adapters import Adapters
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.model.attention import AttentionCall
+from runtime.model.block_attention import Scores
 from runtime.model.decoder import DecoderChunk
 from runtime.model.layer import compiled_layer_run, layer_run
 from runtime.model.part_calls import part_calls
@@ -96,7 +97,7 @@ class Trainee:
         self.weights = first_weights(self.buckets, parts, initial, dtype, device, trained_dtype)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
         scale = 0.0 if adapters is None else adapters.scale
-        attend: Callable[[Attention], AttentionCall] | None = None
+        attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
@@ -104,7 +105,7 @@ class Trainee:
                 tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale)
             case layout:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
-                attend = partial(SequenceAttention, layout=layout, rank=rank, groups=groups, device=device)
+                attend = partial(SequenceAttention, layout, rank, groups, device)
         calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
         tables = {id(table): table for call in calls.values() for table in call.tensors()}
         self.tables = list(tables.values())
@@ -304,12 +305,16 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     al., arXiv 1502.01852), and B zero, so that they begin as nothing. All are drawn on the CPU; on a `device` faster,
     and otherwise than there.
     """
-    words = part.name.split(".")
-    if not part.decays or UP in words:
-        return torch.full(part.local_shape, 0.0 if "bias" in words or UP in words else 1.0, device=device)
+    if part.initial == "log_of_number":
+        return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
+    if isinstance(part.initial, float | int) or not part.decays:
+        usual = 0.0 if part.name.endswith(".bias") else 1.0
+        return torch.full(
+            part.local_shape, part.initial if isinstance(part.initial, float | int) else usual, device=device
+        )
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
-    found, draw = torch.empty(part.local_shape, device=device), torch.rand if DOWN in words else torch.randn
+    found, draw = torch.empty(part.local_shape, device=device), torch.rand if part.initial == "uniform" else torch.randn
     for number in range(part.start // size, -(-part.end // size)):
         first, end = number * size, min((number + 1) * size, total)
         digest = hashlib.sha256(f"{seed} {part.name} {number}".encode()).digest()
@@ -318,6 +323,6 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
         low, high = max(first, part.start), min(end, part.end)
         own = block.narrow(part.dim, low - first, high - low)
         found.narrow(part.dim, low - part.start, high - low).copy_(own)
-    if DOWN in words:  # between ± 1 / √inputs
+    if part.initial == "uniform":  # between ± 1 / √inputs
         return found.mul_(2.0).sub_(1.0).div_(sqrt(part.shape[1]))
     return found.mul_(_INITIAL_STD)

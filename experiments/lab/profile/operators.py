@@ -7,7 +7,6 @@ kernels take seconds to be made, and what is then left out for want of time is o
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -16,13 +15,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from experiments.lab.profile.points import MeasuredPoint
 from experiments.lab.profile.timing import Timer
 from hexiopt.numbers.coefficients import FUSED_ATTENTION_BACKWARD_PASSES
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
-from runtime.device import free_unused, has_flash_attention
+from runtime.device import free_unused, fused_attention
 
 _T = TypeVar("_T")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -155,8 +153,7 @@ class OperatorBench:
                 x.requires_grad_()
 
             def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, dy: Tensor = dy) -> None:
-                has_flash = has_flash_attention(self.device, q.dtype, q.shape[-1])
-                with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if has_flash else nullcontext():
+                with fused_attention(self.device, q.dtype, q.shape[-1]):
                     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
                 torch.autograd.grad(out, (q, k, v), dy)
 

@@ -9,6 +9,7 @@ from typing import Any
 from experiments.lab.profile.fit import PeakRates, fit_efficiency, measured_rates
 from experiments.lab.profile.points import PRECISIONS, Device, MeasuredPoint, Measurement
 from hexiopt.discovery.product import match
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 
@@ -86,7 +87,8 @@ def _type(name: str, ranks: tuple[int, ...], measured: Measurement) -> Type:
     entry["efficiency"] = {
         "gemm_max": digits(efficiency.gemm_max),
         "gemm_half_gflop": digits(efficiency.gemm_half_flops / _GFLOP),
-        "attention_max": digits(efficiency.attention_max),
+        # That of FlashAttention-2, by which the executor's attention is priced.
+        "attention_max": digits(efficiency.attention_max / default_framework().attention_speed),
         "memory_max": digits(efficiency.memory_max),
         "launch_us": digits(efficiency.launch_s / MICROSECOND),
     }

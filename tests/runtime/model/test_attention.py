@@ -23,6 +23,12 @@ LIKE = torch.empty(0, dtype=torch.float64)
 TOKENS, SAMPLES = 7, 3
 
 
+def give_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the device had it."""
+    for module in (attention, devices):
+        monkeypatch.setattr(module, "has_flash_attention", lambda *arguments: True)
+
+
 def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any) -> Tensor:
     """What torch's kernel for GPUs is documented to do: of sequences between `cu_seq`, a token sees so many before."""
     given = inspect.signature(varlen_attn).bind(q, k, v, *arguments, **more).arguments
@@ -58,7 +64,7 @@ def test_windows_of_any_length_are_those_of_a_mask(
     part, shard = replace(PART, window=window), RankShard(0, len(heads or (0,)), heads or ())
     masked = WholeAttention(part, shard, TOKENS, LIKE)
     assert len(masked.tensors()) == 1
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(part, shard, TOKENS, LIKE)
     assert flash.tensors() == []
@@ -79,22 +85,24 @@ def test_documents_of_any_length_are_those_of_a_mask(
     part, shard = replace(PART, window=window), RankShard(0, len(heads or (0,)), heads or ())
     borders = torch.tensor([0, 2, 3, 7, 14, 15, 21], dtype=torch.int32)
     masked = WholeAttention(part, shard, TOKENS, LIKE)
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(part, shard, TOKENS, LIKE)
     inputs = drawn(shard)
-    found, expected = (one(*inputs, one.documents(borders, SAMPLES)) for one in (flash, masked))
+    found, expected = (one(*inputs, documents=one.documents(borders, SAMPLES)) for one in (flash, masked))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
     for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
-    (of_values,) = torch.autograd.grad(masked(*inputs, masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2])
+    (of_values,) = torch.autograd.grad(
+        masked(*inputs, documents=masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2]
+    )
     assert of_values[:3].count_nonzero() == of_values[5:].count_nonzero() == of_values[:, 1:].count_nonzero() == 0
 
 
 def test_nothing_slower_runs_in_the_place_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a device is said to have it, what its kernels cannot do is an error of torch."""
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     one = WholeAttention(replace(PART, kv_heads=4), RankShard(), 7, LIKE)
     with torch.no_grad():
         q = drawn(RankShard())[0]

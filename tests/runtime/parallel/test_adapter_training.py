@@ -35,7 +35,7 @@ CLOSE = 1e-13
 def begun(part: ParameterPart) -> torch.Tensor:
     """As drawn, but for B, which would leave A without a gradient."""
     if UP in part.name.split("."):
-        return 10 * drawn(1, replace(part, name=part.name.replace(UP, "matrix")))
+        return 10 * drawn(1, replace(part, name=part.name.replace(UP, "matrix"), initial=None))
     return drawn(1, part)
 
 

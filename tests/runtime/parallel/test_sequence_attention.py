@@ -105,7 +105,7 @@ def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[
     groups = sorted({tuple(sorted(group.devices)) for group in sequence.groups})
     everyone = tuple(sorted(rank for group in groups for rank in group))
     all_groups = ProcessGroups([ranks for ranks in {*groups, everyone} if len(ranks) > 1], TIMEOUT_S)
-    own = SequenceAttention(attention_of(model), sequence, rank, all_groups, torch.device("cpu"))
+    own = SequenceAttention(sequence, rank, all_groups, torch.device("cpu"), attention_of(model))
     *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in drawn(case, dtype))
     q, k, v = (x.requires_grad_() for x in inputs)
     found = recomputed(own, q, k, v) if again else own(q, k, v)

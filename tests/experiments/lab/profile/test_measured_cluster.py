@@ -13,6 +13,7 @@ from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.cluster_yaml import cluster_text, unknowns
+from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.reading import Section, parse
 
@@ -74,8 +75,10 @@ def test_a_type_of_the_catalogue_keeps_its_peaks() -> None:
     listed = catalogue()["a100_80gb_sxm"]
     assert (gpu.flops_bf16, gpu.hbm_bytes_per_s) == (listed.flops_bf16, listed.hbm_bytes_per_s)
     assert gpu.usable_memory_bytes == pytest.approx(79 * GIB)
-    for key in ("gemm_max", "gemm_half_flops", "attention_max", "memory_max", "launch_s"):
+    for key in ("gemm_max", "gemm_half_flops", "memory_max", "launch_s"):
         assert getattr(gpu.efficiency, key) == pytest.approx(getattr(listed.efficiency, key), rel=0.01)
+    priced = gpu.efficiency.attention_max * default_framework().attention_speed
+    assert priced == pytest.approx(listed.efficiency.attention_max, rel=0.01), "the rate that was measured"
     assert gpu.source.startswith("measured by hexiopt profile: NVIDIA A100-SXM4-80GB on host-a; fp16, torch 2.13")
 
 

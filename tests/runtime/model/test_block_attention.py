@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.plan.token_layout import Range, merge_runs
-from runtime.parallel import block_attention
-from runtime.parallel.block_attention import attend, attend_backward, blocks, merge
+from runtime.model import block_attention
+from runtime.model.block_attention import attend, attend_backward, blocks, merge
 from tests.hexiopt.plan.layouts import causal_pairs
 
 TOKENS = 12
@@ -62,7 +62,7 @@ def test_merged_blocks_are_attention(window: int | None, piece: int, monkeypatch
     """With kernels and with products, whole and row by row."""
     monkeypatch.setattr(block_attention, "_PIECE", piece)
     if piece == 1:
-        monkeypatch.setattr(block_attention, "_is_fused", lambda block, q: False)
+        monkeypatch.setattr(block_attention, "_is_fused", lambda block, q, v: False)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, TOKENS, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     back = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)

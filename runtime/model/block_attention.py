@@ -12,6 +12,7 @@ that are not of the inputs' type are of max(float32, it).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ _aten = torch.ops.aten
 _PIECE = 2**24  # scores held at a time
 _HALVES = (torch.bfloat16, torch.float16)
 _WIDEST_HEAD = 256  # of FlashAttention-2 on CUDA, which takes multiples of 8
+
+
+class Scores(NamedTuple):
+    """How scores follow from products of queries and keys: times `scale` (None: 1 / sqrt D), and then, with a `cap`,
+    cap · tanh(score / cap)."""
+
+    scale: float | None = None
+    cap: float | None = None
+
+
+PLAIN = Scores()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,7 @@ class Block:
     keys: Range
     lead: int
     window: int | None = None
+    scores: Scores = PLAIN
 
     @property
     def is_empty(self) -> bool:
@@ -56,6 +69,10 @@ class Block:
             self.lead == 0 and length == self.keys[1] - self.keys[0] and (self.window is None or length <= self.window)
         )
 
+    def scale_of(self, q: Tensor) -> float:
+        """The factor of products with queries."""
+        return 1 / sqrt(q.shape[-1]) if self.scores.scale is None else self.scores.scale
+
     @property
     def _back(self) -> Range:
         """By how many tokens queries are behind keys."""
@@ -68,7 +85,12 @@ class Block:
         return back < 0 if self.window is None else (back < 0) | (back >= self.window)
 
 
-def blocks(queries: Sequence[Range], keys: Sequence[Range], window: int | None = None) -> list[Block]:
+def blocks(
+    queries: Sequence[Range],
+    keys: Sequence[Range],
+    window: int | None = None,
+    scores: Scores = PLAIN,
+) -> list[Block]:
     """The blocks of runs of tokens in which any query sees any key; rows count from the first token of all runs.
 
     Those on the diagonal come first: they give every query that has one a finite log-sum-exp.
@@ -76,7 +98,7 @@ def blocks(queries: Sequence[Range], keys: Sequence[Range], window: int | None =
     found = []
     for first, q_rows in zip(queries, _rows(queries), strict=True):
         for other, k_rows in zip(keys, _rows(keys), strict=True):
-            block = Block(q_rows, k_rows, first[0] - other[0], window)
+            block = Block(q_rows, k_rows, first[0] - other[0], window, scores)
             if not block.is_empty:
                 found.append(block)
     return sorted(found, key=lambda block: block.lead != 0)
@@ -96,12 +118,12 @@ def exact(dtype: torch.dtype) -> torch.dtype:
 
 def attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The block's output [B, n, q, D] and log-sum-exp [B, n, q], of its queries [B, n, q, D], keys and values."""
-    if not _is_fused(block, q):
+    if not _is_fused(block, q, v):
         return _attend(block, q, k, v)
     fused = (
         _aten._scaled_dot_product_flash_attention if q.is_cuda else _aten._scaled_dot_product_flash_attention_for_cpu
     )
-    found: tuple[Tensor, Tensor] = fused(q, k, v, 0.0, not block.is_whole)[:2]
+    found: tuple[Tensor, Tensor] = fused(q, k, v, 0.0, not block.is_whole, scale=block.scores.scale)[:2]
     return found
 
 
@@ -109,7 +131,7 @@ def attend_backward(
     block: Block, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's share of the gradients of its queries, keys and values; `out` and `lse` are merged of all blocks."""
-    if not _is_fused(block, q):
+    if not _is_fused(block, q, v):
         return _attend_backward(block, grad, q, k, v, out, lse)
     causal = not block.is_whole
     found: tuple[Tensor, Tensor, Tensor]
@@ -118,9 +140,13 @@ def attend_backward(
         # Lengths of sequences of unequal length, and seeds of a dropout: there are neither.
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
         rest = (None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused)
-        found = _aten._scaled_dot_product_flash_attention_backward(grad, q, k, v, out, lse, *rest)
+        found = _aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, lse, *rest, scale=block.scores.scale
+        )
     else:
-        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
+        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, causal, scale=block.scores.scale
+        )
     return found
 
 
@@ -134,8 +160,14 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     lse.copy_(both)
 
 
-def _is_fused(block: Block, q: Tensor) -> bool:
-    if not (block.is_whole or block.is_causal):
+def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """The gradient of scores [n] beside those of the keys, whose values are zero; `lse` is merged with them."""
+    shares = (sinks.to(lse.dtype)[:, None] - lse).exp_()
+    return -(shares * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
+
+
+def _is_fused(block: Block, q: Tensor, v: Tensor) -> bool:
+    if not (block.is_whole or block.is_causal) or block.scores.cap is not None or v.shape[-1] != q.shape[-1]:
         return False
     return not q.is_cuda or (q.dtype in _HALVES and q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST_HEAD)
 
@@ -148,13 +180,15 @@ def _pieces(q: Tensor, k: Tensor) -> Iterator[Range]:
 
 
 def _scores(block: Block, rows: Range, q: Tensor, k: Tensor) -> Tensor:
-    scores = q[:, :, slice(*rows)].to(k.dtype) @ k.mT / sqrt(q.shape[-1])
+    scores = q[:, :, slice(*rows)].to(k.dtype) @ k.mT * block.scale_of(q)
+    if block.scores.cap is not None:
+        scores = scores.div_(block.scores.cap).tanh_().mul_(block.scores.cap)
     return scores if block.is_whole else scores.masked_fill_(block.hidden(rows, q.device), -torch.inf)
 
 
 def _attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     k, v = k.to(exact(k.dtype)), v.to(exact(v.dtype))
-    out, lse = k.new_empty(q.shape), k.new_empty(q.shape[:-1])
+    out, lse = k.new_empty(*q.shape[:-1], v.shape[-1]), k.new_empty(q.shape[:-1])
     for rows in _pieces(q, k):
         scores, at = _scores(block, rows, q, k), slice(*rows)
         lse[:, :, at] = scores.logsumexp(dim=-1)
@@ -171,9 +205,12 @@ def _attend_backward(
     of_q, of_k, of_v = k.new_empty(q.shape), torch.zeros_like(k), torch.zeros_like(v)
     for rows in _pieces(q, k):
         at = slice(*rows)
-        shares = (_scores(block, rows, q, k) - lse[:, :, at, None]).exp_()
+        scores = _scores(block, rows, q, k)
+        shares = (scores - lse[:, :, at, None]).exp_()
         of_v += shares.mT @ grad[:, :, at]
-        of_scores = (grad[:, :, at] @ v.mT).sub_(delta[:, :, at]).mul_(shares).div_(sqrt(q.shape[-1]))
+        of_scores = (grad[:, :, at] @ v.mT).sub_(delta[:, :, at]).mul_(shares).mul_(block.scale_of(q))
+        if block.scores.cap is not None:  # of hidden keys nothing is shared
+            of_scores.mul_(1 - scores.masked_fill_(scores.isinf(), 0.0).div_(block.scores.cap).square_())
         of_q[:, :, at] = of_scores @ k
         of_k += of_scores.mT @ q[:, :, at].to(k.dtype)
     return of_q, of_k, of_v
