@@ -132,7 +132,10 @@ class TrainConfig:
     over at most `validation_batches` global batches.
 
     A run starts from `resume`, a checkpoint (a folder step-NNNNNNNN), or from `weights`, a Hugging Face folder or
-    .safetensors file; without either, the weights are drawn from the seed. `loggers` also get the numbers of
+    .safetensors file; without either, the weights are drawn from the seed. With workload.training=lora, adapters begin
+    as nothing, or as those of `adapter`, a folder of peft; their products are scaled by `lora_alpha` over the rank
+    (null: as the folder says, else twice the rank). A checkpoint of adapters goes on beside the `weights` that it began
+    with, whose path it has. `loggers` also get the numbers of
     metrics.jsonl: tensorboard, wandb, mlflow.
 
     `trace_steps` writes a trace of so many steps of each process, after two, into the folder `trace`.
@@ -188,6 +191,8 @@ class TrainConfig:
     validation_batches: int = 8
     resume: str | None = None
     weights: str | None = None
+    adapter: str | None = None
+    lora_alpha: float | None = None
     checkpoint_every: int = 25
     keep_checkpoints: int = 2
     loggers: list[str] = field(default_factory=list)
@@ -221,6 +226,7 @@ class TrainConfig:
             section.number(key, at_least=0, at_most=1.0)
         section.text("lr_schedule", choices=CHOICES["train.lr_schedule"])
         section.number("max_norm", above=0, at_most=1e9, default=None)
+        section.number("lora_alpha", above=0, at_most=1e6, default=None)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.number("stop_s", at_least=0, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])
@@ -231,8 +237,6 @@ class TrainConfig:
         if self.loggers and self.launch == "torchrun":
             raise InputError("train: loggers: there are none under torchrun; leave them out, or take launch=machine")
         self._check_corpus(section)
-        if self.resume is not None and self.weights is not None:
-            raise InputError("train: resume and weights exclude each other; state one of them")
         if self.launch == "torchrun" and self.on_failure == "replan":
             raise InputError(
                 "train: on_failure: replan does not work under torchrun, which keeps the number of processes; "
@@ -300,7 +304,8 @@ class EmulateConfig:
 class ExportConfig:
     """The settings of `export`.
 
-    Of a checkpoint (a folder step-NNNNNNNN), it makes a model in `format` huggingface with weights in `precision`. Of a
+    Of a checkpoint (a folder step-NNNNNNNN), it makes a model in `format` huggingface with weights in `precision`, and
+    adapters merged into them: those at `weights`, or null where the checkpoint says that they are. Of a
     plan file plan=..., it makes files of a launcher or of a trainer, whichever `format` is; a launcher's start
     `trainer`. `folder` is where machines find these files (null: where they are written), `master` the host:port where
     ranks meet (null: on the machine of the first), `job` the name of the job, `minutes` its time limit, `image` the
@@ -308,6 +313,7 @@ class ExportConfig:
     """
 
     checkpoint: str | None = None
+    weights: str | None = None
     format: str = HUGGING_FACE
     precision: str = "bf16"
     trainer: str | None = None

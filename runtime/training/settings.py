@@ -30,7 +30,7 @@ class Settings:
     The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
     `validation_every` steps and at the end, the loss of at most `validation_batches` global batches of them, or of the
     run's text for validation, is computed. `trace_steps` steps are traced, the ones after the first `TRACE_AFTER` of a
-    process.
+    process. Products of adapters are scaled by `lora_alpha` over their rank; None: twice the rank.
     """
 
     steps: int = 50
@@ -51,6 +51,7 @@ class Settings:
     validation_every: int = 25
     validation_batches: int = 8
     trace_steps: int = 0
+    lora_alpha: float | None = None
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":
@@ -78,7 +79,7 @@ class Settings:
 class TrainingRun:
     """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
     tokens, the folder of checkpoints; the tokens of a text for validation, if it has its own; the checkpoint to go on
-    from, or Hugging Face weights to start with, if any. `float64`
+    from, or Hugging Face weights and an adapter to start with, if any. `float64`
     trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     run: str
@@ -89,6 +90,7 @@ class TrainingRun:
     validation: Path | None = None
     resume: Path | None = None
     weights: Path | None = None
+    adapter: Path | None = None
     float64: bool = False
     device: str = "cpu"
 
@@ -126,7 +128,7 @@ class TrainingRun:
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
-        optional = ("validation", "resume", "weights")
+        optional = ("validation", "resume", "weights", "adapter")
         given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
