@@ -52,8 +52,8 @@ def test_adapters_are_trained_resumed_and_exported(hexiopt: Run, tmp_path: Path)
         (("workload=small", "train.lora_alpha=8"), "train.lora_alpha: 8 goes with workload.training=lora only"),
         (("workload=small", "train.adapter=none"), "goes with workload.training=lora only; state that too"),
         ((*SMALL, "train.adapter=none"), "is not a folder; give one with adapter_config.json"),
-        ((*SMALL, "train.lora_alpha=0"), "train: lora_alpha: 0 is not above 0"),
-        ((*SMALL, "workload.lora.dropout=0.1"), "dropout"),
+        ((*SMALL, "train.lora_alpha=0"), "train: lora_alpha: 0.0 is out of range; it must be above 0"),
+        ((*SMALL, "workload.lora.dropout=0.1"), "workload.lora.dropout: unknown key; known: adapter_bytes, rank"),
     ],
 )
 def test_what_is_not_trained_is_one_line(hexiopt: Callable[..., Run], words: tuple[str, ...], line: str) -> None:
