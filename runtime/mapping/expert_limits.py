@@ -1,10 +1,11 @@
 """Which models with experts, and which plans of them, the runtime does not train."""
 
+from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.parallelism import ExpertParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import FULL, Workload
 from runtime.mapping.expert_rules import ROUTED_TYPES, RouterRule, model_type, router_rule
 from runtime.mapping.model_parts import layer_kinds
 
@@ -26,6 +27,9 @@ def untrainable_experts(model: ModelSpec, workload: Workload, plan: Plan | None)
     rule = router_rule(model)
     if fault := next((fault for part in parts if (fault := _misfit(part, rule))), None):
         return f"{where}: {fault}"
+    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
+        if value != only:
+            return f"workload.{name}: {value} cannot be trained yet beside experts, only planned; take {only}"
     if workload.routing != "natural":
         return f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):

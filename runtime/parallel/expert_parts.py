@@ -1,7 +1,6 @@
 """The layers with experts of one rank: how their tokens are routed and exchanged, and what balances the experts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,22 +17,7 @@ from runtime.model.router import ExpertLoads, SequenceBalance
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.parallel.token_exchange import CellExchange
-
-
-@dataclass(frozen=True)
-class ExpertTraining:
-    """How experts are trained. With an `expert_capacity`, a rank sends an expert at most so many times the mean of what
-    its tokens send to an expert, and drops the rest; None: nothing is dropped. `sequence_balance` is the weight of the
-    balance loss of each sequence (DeepSeek-V3: 1e-4), `expert_bias_rate` by how much a step moves the bias of an expert
-    whose load is not the mean, where the router has biases (arXiv 2408.15664; DeepSeek-V3: 1e-3).
-    """
-
-    expert_capacity: float | None = None
-    sequence_balance: float = 0.0
-    expert_bias_rate: float = 1e-3
-
-
-EXPERTS = ExpertTraining()
+from runtime.settings import ExpertTraining
 
 
 class RankExperts:

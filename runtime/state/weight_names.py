@@ -84,7 +84,7 @@ def stored_shapes(part: ParameterPart, model: ModelSpec, fused: Mapping[str, Fus
     return {tensor.name: tensor.shape for tensor in tensors} or {stored_name(part.name, model): part.shape}
 
 
-def stored_tensors(
+def tensors_to_store(
     parts: Mapping[str, ParameterPart], model: ModelSpec, name: str, values: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """The stored tensors of a whole parameter of that name among `parts`, or of one that holds several, by name."""

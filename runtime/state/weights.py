@@ -1,10 +1,12 @@
 """A model's weights as Hugging Face has them: read part by part, written tensor by tensor. Nothing is unpickled."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,13 +25,14 @@ from runtime.state.expert_tensors import read_experts
 from runtime.state.fused_tensors import fused_pieces, joined
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
-from runtime.state.weight_names import CLASSES, stored_name, stored_shapes, stored_tensors, tensors_of_experts
+from runtime.state.weight_names import CLASSES, stored_name, stored_shapes, tensors_of_experts, tensors_to_store
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 # The index of a model of 10,000 layers has 15 MB.
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
+_HASHED_ROWS = 16
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -39,7 +42,7 @@ _COMPUTED = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class StoredTensor:
     """What the header of `file` says of a tensor."""
 
     file: Path
@@ -97,14 +100,25 @@ class HuggingFaceWeights:
             return whole.narrow(part.dim, part.start, part.end - part.start)
         tensors = tensors_of_experts(part, self._model)
         if tensors:
-            return read_experts(part, tensors, lambda name, experts: self._read(name, (experts,)))
-        cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
-        return self._read(stored_name(part.name, self._model), cut)
+            return read_experts(part, tensors, self._read_experts)
+        name = stored_name(part.name, self._model)
+        return read_part(self._stored[name].file, name, part)
 
-    def _read(self, name: str, cut: tuple[slice, ...]) -> Tensor:
+    def _read_experts(self, name: str, experts: slice) -> Tensor:
         with _opened(self._stored[name].file) as file:
-            values: Tensor = file.get_slice(name)[cut]
+            values: Tensor = file.get_slice(name)[(experts,)]
         return values
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all vectors and of the first rows of the embedding: it tells models of the same shapes apart."""
+        digest = hashlib.sha256()
+        for part in whole_parts(self._model):
+            if part.name == EMBEDDING:
+                part = replace(part, end=min(part.end, _HASHED_ROWS))
+            if part.name == EMBEDDING or not part.decays:
+                digest.update(self.read(part).float().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def _check_tied(self) -> None:
         """Refuse an LM head that tying would drop."""
@@ -124,12 +138,12 @@ def _counted(names: list[str]) -> str:
     return quoted(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _stored(path: Path) -> dict[str, _Stored]:
+def _stored(path: Path) -> dict[str, StoredTensor]:
     """What is stored of each tensor, by name."""
     if not os.path.isdir(path):
-        return _header(path)
+        return stored_tensors(path)
     if os.path.lexists(path / SINGLE):
-        return _header(path / SINGLE)
+        return stored_tensors(path / SINGLE)
     if not os.path.lexists(path / INDEX):
         raise InputError(f"{path}: has neither {SINGLE} nor {INDEX}; give a folder with a model saved as safetensors")
     index = read_mapping(path / INDEX, max_bytes=MAX_INDEX_BYTES)
@@ -140,9 +154,9 @@ def _stored(path: Path) -> dict[str, _Stored]:
         if not file.endswith(SUFFIX) or "/" in file or "\\" in file:
             files.fail(name, f"is not the name of a {SUFFIX} file in the same folder; put the file there and name it")
         promised.setdefault(file, set()).add(name)
-    found: dict[str, _Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file, names in promised.items():
-        header = _header(path / file)
+        header = stored_tensors(path / file)
         for name in sorted(names ^ header.keys()):
             has, says = ("lacks", "there") if name in names else ("has", "not there")
             raise InputError(f"{path / file}: {has} {quoted(name)}, which {INDEX} says is {says}; fetch both again")
@@ -150,10 +164,22 @@ def _stored(path: Path) -> dict[str, _Stored]:
     return found
 
 
-def _header(path: Path) -> dict[str, _Stored]:
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name. Raises InputError where it cannot be read or is not whole."""
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {name: _Stored(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
+        return {name: StoredTensor(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
+
+
+def read_part(file: Path, name: str, part: ParameterPart) -> Tensor:
+    """The values of a part [part.local_shape] of the tensor `name` of a file, mapped from it: for copying at once.
+
+    Raises InputError where the file cannot be read.
+    """
+    cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
+    with _opened(file) as opened:
+        values: Tensor = opened.get_slice(name)[cut]
+    return values
 
 
 @contextmanager
@@ -195,7 +221,7 @@ def write_hugging_face(
     parts, fused = {part.name: part for part in whole_parts(model)}, fused_pieces(model)
     shapes = {name: shape for part in parts.values() for name, shape in stored_shapes(part, model, fused).items()}
     grouped = _grouped(list(shapes.items()), dtype.itemsize, shard_bytes)
-    stored = (pair for one in joined(tensors, fused) for pair in stored_tensors(parts, model, *one))
+    stored = (pair for one in joined(tensors, fused) for pair in tensors_to_store(parts, model, *one))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:

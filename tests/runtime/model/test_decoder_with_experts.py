@@ -16,7 +16,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.mapping.layout import untrainable
 from runtime.mapping.model_parts import BALANCE, whole_parts
-from runtime.parallel.expert_parts import ExpertTraining
+from runtime.settings import ExpertTraining
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder
 from tests.runtime.model.test_decoder import TOKENS, sequences

@@ -14,7 +14,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B, SPLIT_SCHEDULES
 from runtime.parallel import token_exchange
-from runtime.parallel.expert_parts import ExpertTraining
+from runtime.settings import ExpertTraining
 from tests.conftest import STRESS
 from tests.runtime.expert_plans import COUNT, SHAPES, expert_features, expert_model, random_expert_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, train, trainee
@@ -36,13 +36,13 @@ def test_a_plan_with_experts_trains_as_one_process(seed: int) -> None:
     """Every other one with a loss and biases that balance experts."""
     settings = BALANCED if seed % 2 else ExpertTraining(expert_bias_rate=0.0)
     run = partial(run_in_order, one_queue=seed % 3 > 0)
-    of_gradients, _ = equal_one_process(small(seed), 4 if STRESS else 2, SEQ_LEN, run, everywhere={"experts": settings})
+    of_gradients, _ = equal_one_process(small(seed), 4 if STRESS else 2, SEQ_LEN, run, both={"experts": settings})
     assert of_gradients <= 1e-13
 
 
 @pytest.mark.parametrize("seed", slow_but((501,), range(500, 503)))
 def test_a_plan_with_experts_trains_over_gloo(seed: int) -> None:
-    equal_one_process(small(seed), 4, everywhere={"experts": BALANCED})
+    equal_one_process(small(seed), 4, both={"experts": BALANCED})
 
 
 @pytest.mark.parametrize("seed", slow_but(range(2), range(20)))
@@ -51,7 +51,7 @@ def test_experts_train_under_sequence_layouts(seed: int) -> None:
     rng = random.Random(seed)
     plan, _, batch = random_sequence_plan(rng, SEQ_LEN, 4)
     model = expert_model(TYPES[seed % 4], plan.pipelines[0].num_layers)  # with 6 heads, and no sinks
-    equal_one_process((plan, model, batch), 2, SEQ_LEN, run_in_order, everywhere={"experts": BALANCED})
+    equal_one_process((plan, model, batch), 2, SEQ_LEN, run_in_order, both={"experts": BALANCED})
 
 
 def test_the_quick_ones_share_experts_in_every_way() -> None:

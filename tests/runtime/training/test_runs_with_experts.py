@@ -18,7 +18,7 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, trained
 from runtime.mapping.model_parts import whole_parts
-from runtime.parallel.expert_parts import ExpertTraining
+from runtime.settings import ExpertTraining
 from runtime.state.checkpoint import Checkpoint, finished
 from runtime.training.settings import Settings, TrainingRun
 from tests.runtime.parallel.test_training import SETTINGS
