@@ -6,7 +6,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import FINAL_NORM, execution_of
+from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, execution_of
 from runtime.mapping.parts import ParameterPart
 from runtime.state.expert_tensors import ExpertTensor, expert_tensors, stored_experts
 from runtime.state.fused_tensors import FusedPiece
@@ -29,6 +29,13 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             FINAL_NORM: "model.final_layernorm.weight",
         },
         "granitemoehybrid": {"recurrent": "mamba", "mlp": "shared_mlp", "down_proj": "output_linear"},
+        "nemotron_h": {
+            **dict.fromkeys(("self_attn", "mlp", "recurrent"), "mixer"),
+            "model": "backbone",
+            "input_layernorm": "norm",
+            EMBEDDING: "backbone.embeddings.weight",
+            FINAL_NORM: "backbone.norm_f.weight",
+        },
         "qwen3_next": {"recurrent": "linear_attn", "shared_experts": "shared_expert"},
     }
 )
@@ -57,6 +64,7 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "gpt_oss": "GptOssForCausalLM",
         "bamba": "BambaForCausalLM",
         "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+        "nemotron_h": "NemotronHForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
@@ -79,7 +87,7 @@ def tensors_of_experts(part: ParameterPart, model: ModelSpec) -> list[ExpertTens
 def stored_shapes(part: ParameterPart, model: ModelSpec, fused: Mapping[str, FusedPiece]) -> dict[str, tuple[int, ...]]:
     """The stored tensors that hold a parameter, one perhaps with others, by name."""
     if piece := fused.get(part.name):
-        return {piece.name: piece.shape}
+        return {stored_name(piece.name, model): piece.shape}
     tensors = tensors_of_experts(part, model)
     return {tensor.name: tensor.shape for tensor in tensors} or {stored_name(part.name, model): part.shape}
 

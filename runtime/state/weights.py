@@ -95,8 +95,9 @@ class HuggingFaceWeights:
         Raises InputError where the file cannot be read any more.
         """
         if piece := self._fused.get(part.name):
-            with _opened(self._stored[piece.name].file) as file:
-                whole = piece.of(file.get_tensor(piece.name)).reshape(part.shape)
+            name = stored_name(piece.name, self._model)
+            with _opened(self._stored[name].file) as file:
+                whole = piece.of(file.get_tensor(name)).reshape(part.shape)
             return whole.narrow(part.dim, part.start, part.end - part.start)
         tensors = tensors_of_experts(part, self._model)
         if tensors:

@@ -114,6 +114,18 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
         (MIXTRAL, {}, one_stage(SHARED), None),
         (
             MIXTRAL,
+            {"training": "lora"},
+            None,
+            "workload.training: lora cannot be trained yet beside experts, only planned; take full",
+        ),
+        (
+            MIXTRAL,
+            {"optimizer": "muon"},
+            None,
+            "workload.optimizer: muon cannot be trained yet beside experts, only planned; take adamw",
+        ),
+        (
+            MIXTRAL,
             {"routing": "forced"},
             None,
             "workload.routing: forced cannot be trained, only planned; take natural",
