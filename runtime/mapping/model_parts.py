@@ -171,7 +171,7 @@ def _recurrent_parts(at: str, model: ModelSpec, part: Recurrent, shard: RankShar
     for name, per_item, of_groups, is_mixed in recurrent_projections(part):
         count, (first, end) = (part.groups, groups) if of_groups else (part.heads, heads)
         size, rows = count * per_item, (first * per_item, end * per_item)
-        yield from _rows(f"{at}{name}_proj", (size, hidden), rows, part.bias)
+        yield from _rows(f"{at}{name}_in", (size, hidden), rows, part.bias)
         if is_mixed:
             yield ParameterPart(f"{at}{name}_conv.weight", (size, 1, part.conv), 0, *rows)
             if part.conv_bias:

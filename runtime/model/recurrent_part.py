@@ -33,7 +33,7 @@ class RecurrentPart:
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`."""
-        names = [f"{RECURRENT}.{name}_proj" for name in self._names]
+        names = [f"{RECURRENT}.{name}_in" for name in self._names]
         inputs = columns(own, self._tp, x_tbh, *names)
         return row(own, self._tp, recomputed(partial(self._mixed, own), *inputs), f"{RECURRENT}.out_proj")
 

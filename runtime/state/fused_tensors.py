@@ -29,7 +29,7 @@ def _of_recurrence(names: str) -> tuple[str, ...]:
 
 
 _MAMBA = (
-    _Fusion("mamba.in_proj", _of_recurrence("z_proj v_proj k_proj q_proj step_proj")),
+    _Fusion("mamba.in_proj", _of_recurrence("z_in v_in k_in q_in step_in")),
     _Fusion("mamba.conv1d", _of_recurrence("v_conv k_conv q_conv")),
 )
 _FUSIONS: Mapping[str, tuple[_Fusion, ...]] = MappingProxyType(
@@ -38,8 +38,8 @@ _FUSIONS: Mapping[str, tuple[_Fusion, ...]] = MappingProxyType(
         "granitemoehybrid": (*_MAMBA, _Fusion("shared_mlp.input_linear", ("mlp.gate_proj", "mlp.up_proj"))),
         "nemotron_h": tuple(_Fusion(one.name.replace("mamba", "mixer"), one.parameters) for one in _MAMBA),
         "qwen3_next": (
-            _Fusion("linear_attn.in_proj_qkvz", _of_recurrence("q_proj k_proj v_proj z_proj"), in_turns=True),
-            _Fusion("linear_attn.in_proj_ba", _of_recurrence("write_proj step_proj"), in_turns=True),
+            _Fusion("linear_attn.in_proj_qkvz", _of_recurrence("q_in k_in v_in z_in"), in_turns=True),
+            _Fusion("linear_attn.in_proj_ba", _of_recurrence("write_in step_in"), in_turns=True),
             _Fusion("linear_attn.conv1d", _of_recurrence("q_conv k_conv v_conv")),
         ),
     }
