@@ -16,7 +16,6 @@ from tests.slow import slow_but
 from tests.solvers import oracle, problems
 from tests.solvers.brute_force import best_plan
 from tests.solvers.every_solver.contract import (
-    EVERY,
     GOOD,
     HEURISTICS,
     NAMES,
