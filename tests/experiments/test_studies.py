@@ -141,7 +141,7 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES if STRESS else NAMES[::3])
+@pytest.mark.parametrize("name", NAMES if STRESS else NAMES[::5])
 def test_every_study_measures_quickly(name: str, tmp_path: Path) -> None:
     assert main([name, "--quick", "--out", str(tmp_path)]) == 0
     rows = pd.read_csv(tmp_path / name / f"{name}.csv")
