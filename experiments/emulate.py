@@ -18,7 +18,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
 if TYPE_CHECKING:
-    from runtime.emulate.bench import EmulationBench
+    from experiments.lab.emulate.bench import EmulationBench
 
 _ROOM = 4.5  # time given to a stand-in model over the time that it takes at this machine's full speed
 
@@ -39,11 +39,11 @@ def run(job: Job) -> float:
     """
     if find_spec("torch") is None:
         raise InputError("emulate: needs torch; install hexiopt[train]")
+    from experiments.lab.emulate.bench import EmulationBench
+    from experiments.lab.emulate.fabric import unsupported
+    from experiments.lab.emulate.stand_in import divisors
     from experiments.reports.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
-    from runtime.emulate.bench import EmulationBench
-    from runtime.emulate.fabric import unsupported
-    from runtime.emulate.stand_in import divisors
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
 

@@ -61,7 +61,7 @@ def _export_plan(job: Job) -> float:
 def _export_weights(job: Job) -> float:
     if find_spec("torch") is None:
         raise InputError("export: needs torch; install hexiopt[train]")
-    from runtime.mapping.parts import whole_parts
+    from runtime.mapping.model_parts import whole_parts
     from runtime.state.checkpoint import Checkpoint
     from runtime.state.weights import DTYPES, write_hugging_face
 

@@ -17,7 +17,7 @@ from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import read_open_cluster
 
 if TYPE_CHECKING:
-    from runtime.measure.points import Measurement
+    from experiments.lab.profile.points import Measurement
 
 FILE, POINTS = "cluster.yaml", "profile.json"
 
@@ -26,11 +26,11 @@ def run(job: Job) -> float:
     """Measure and write. Raises InputError, and FailedError where a process ends too early."""
     if find_spec("torch") is None:
         raise InputError("profile: needs torch; install hexiopt[train]")
+    from experiments.lab.profile.local import MeasuringFailedError, measured_here
+    from experiments.lab.profile.rank import Request, measure
+    from experiments.lab.profile.result import check_base
     from experiments.reports.progress import MeasuringProgress
     from runtime.launch.torchrun import torchrun_place
-    from runtime.measure.local import MeasuringFailedError, measured_here
-    from runtime.measure.rank import Request, measure
-    from runtime.measure.result import check_base
 
     config, place = job.config.profile, torchrun_place()
     base = None if config.base is None else read_open_cluster(config.base)
@@ -53,9 +53,9 @@ def run(job: Job) -> float:
 
 def _conclude(job: Job, base: Mapping[str, Any] | None, measured: "Measurement") -> None:
     """Write what was measured, and print it."""
+    from experiments.lab.profile.result import result_of
+    from experiments.lab.profile.summary import summary_tables
     from hexiopt.report.tabular import plain_table
-    from runtime.measure.result import result_of
-    from runtime.measure.summary import summary_tables
 
     result = result_of(measured, job.config.profile.name, base)
     content = result.text(f"Written by hexiopt profile; {POINTS} has every measured point.")

@@ -5,6 +5,7 @@ them and back. Nothing else in `runtime/` names `torch.cuda`.
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    sdpa_kernel,
+)
 from torch.profiler import ProfilerActivity, profile
 
 from hexiopt.cores import usable_cores
+from hexiopt.errors import InputError
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -156,6 +164,36 @@ def has_flash_attention(device: torch.device, dtype: torch.dtype, head_dim: int)
         return False
     in_build = torch.backends.cuda.is_flash_attention_available()
     return in_build and head_dim <= 256 and head_dim % 8 == 0 and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> AbstractContextManager[None]:
+    """In here attention that a device can fuse takes cuDNN's kernel where it has one for the shapes, else that of flash
+    attention, so that nothing slower runs unseen; where there is neither, torch chooses.
+
+    Where `take_attention` has chosen another flash attention, it is that.
+    """
+    if not has_flash_attention(device, dtype, head_dim):
+        return nullcontext()
+    if current_flash_attention_impl() is not None:
+        return sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
+
+
+def take_attention(name: str, device: torch.device) -> None:
+    """From now on attention of this process takes the kernels of that name: `auto` as `fused_attention` says, `fa3` or
+    `fa4` FlashAttention-3 or -4 (Shah et al., arXiv 2407.08608) wherever flash attention runs.
+
+    Raises InputError where the device or the package with the kernels is not there.
+    """
+    if name == "auto":
+        return
+    if device.type != "cuda":
+        raise InputError(f"train.attention: {name} needs a GPU, and this process computes on a CPU; take auto")
+    try:
+        activate_flash_attention_impl(name.upper())
+    except (ImportError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"train.attention: {name} cannot be loaded ({reason}); install it, or take auto") from None
 
 
 def usable_gpu(index: int) -> bool:

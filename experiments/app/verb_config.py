@@ -19,6 +19,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "print": ("summary", "full"),
     "format": READ,
     "train.device": ("auto", "cpu", "cuda"),
+    "train.attention": ("auto", "fa3", "fa4"),
     "train.loggers": ("tensorboard", "wandb", "mlflow"),
     "train.lr_schedule": ("cosine", "wsd"),
     "train.on_failure": ("restart", "replan", "stop"),
@@ -155,7 +156,8 @@ class TrainConfig:
     `device`: `auto` gives each process a GPU if the machine has enough, else all of them compute on the CPU. `force`
     skips the check that the machine's cores and memory suffice.
 
-    `compile_layers` compiles the layers by torch.compile; null means on GPUs only.
+    `compile_layers` compiles the layers by torch.compile; null means on GPUs only. `attention`: `auto` takes the
+    fastest fused kernel that torch has for the GPU, `fa3` or `fa4` FlashAttention-3 or -4, if its package is there.
 
     `profile` is the cluster file that `profile` wrote of this machine, measured with as many processes as the plan has
     devices; the measured step then stands beside one predicted for this machine, and not for the plan's GPUs.
@@ -195,6 +197,7 @@ class TrainConfig:
     timeout_s: float = 60.0
     stop_s: float = 120.0
     compile_layers: bool | None = None
+    attention: str = "auto"
     launch: str = "local"
     machine: str | None = None
     master: str | None = None
@@ -221,6 +224,7 @@ class TrainConfig:
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.number("stop_s", at_least=0, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])
+        section.text("attention", choices=CHOICES["train.attention"])
         section.text("launch", choices=CHOICES["train.launch"])
         for name in self.loggers:
             Section({"loggers": name}, "train").text("loggers", choices=CHOICES["train.loggers"])

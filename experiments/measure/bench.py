@@ -364,7 +364,7 @@ def training(scale: float) -> Iterator[BenchRow]:
 
 def saving(scale: float) -> Iterator[BenchRow]:
     """How long a checkpoint of 2 GiB stops training, over how long it takes to write."""
-    from runtime.state.stop import saving_times_alone
+    from experiments.lab.saving import saving_times_alone
 
     for count, found in zip(("first", "second"), saving_times_alone(round(scale * 2**31)), strict=True):
         ratio = found.stopped_s / found.written_s

@@ -22,6 +22,13 @@ from typing import Any
 from rich.console import Console
 
 from experiments.app.configurations import named_model
+from experiments.lab.profile.local import measured_here
+from experiments.lab.profile.points import Measurement
+from experiments.lab.profile.rank import Request
+from experiments.lab.profile.result import result_of
+from experiments.lab.profile.summary import summary_tables
+from experiments.lab.trials.plans import TrialPlan, trial_plans
+from experiments.lab.trials.trial import Trial, TrialRequest, tried
 from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
@@ -32,13 +39,6 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.tabular import plain_table
 from hexiopt.units import GIB
 from runtime.device import num_gpus
-from runtime.measure.local import measured_here
-from runtime.measure.points import Measurement
-from runtime.measure.rank import Request
-from runtime.measure.result import result_of
-from runtime.measure.summary import summary_tables
-from runtime.trials.plans import TrialPlan, trial_plans
-from runtime.trials.trial import Trial, TrialRequest, tried
 
 _ON_CPU = "No GPU: the same on two processes of the CPU, at toy size. Its figures say nothing about GPUs."
 _SHOWN_KERNELS = 8

@@ -17,8 +17,8 @@ from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
-from runtime.model.attention import WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.decoder import DecoderChunk, empty_weights
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.parallel.optimizer import AdamW
 from runtime.training.trainee import drawn
@@ -52,10 +52,9 @@ class _StockStage(nn.Module):
             weights[part.name].data.copy_(drawn(0, part))
         self.held = nn.ParameterList(weights.values())
         tp = RankTpGroup(0, ((0, _SEQ_LEN),))
-        cpu, shard = torch.device("cpu"), executor.shards[0]
-        rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, cpu)
-        attention = WholeAttention(_MODEL, shard, _SEQ_LEN, torch.float32, cpu)
-        self._chunk = DecoderChunk(_MODEL, executor.chunks[0], shard, tp, rope, attention, weights)
+        shard = executor.shards[0]
+        calls = part_calls(_MODEL, shard, tp, [(0, _SEQ_LEN)], torch.empty(0))
+        self._chunk = DecoderChunk(_MODEL, executor.chunks[0], shard, tp, calls, weights)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [B, T] or hidden states [B, T, H] to hidden states, or logits [B, T, V]."""

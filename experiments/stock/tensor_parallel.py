@@ -19,9 +19,10 @@ from torch.distributed.tensor.parallel import (
 from experiments.stock.layer import StockLayer
 from experiments.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
 from runtime.mapping.layout import Chunk
-from runtime.mapping.parts import shards, split, stage_parts
-from runtime.model.attention import WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.mapping.model_parts import stage_parts
+from runtime.mapping.parts import shards, split
+from runtime.model.decoder import DecoderChunk, empty_weights
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.training.trainee import drawn
@@ -78,9 +79,8 @@ def _ours(rank: int) -> Step:
     for part in parts:
         weights[part.name].data.copy_(drawn(0, part))
     chunk = Chunk(1, layers, ("none",) * _MODEL.num_layers, False, False)
-    rope = Rope(_MODEL, [(0, _SEQ_LEN)], torch.float32, _CPU)
-    attention = WholeAttention(_MODEL, shard, _SEQ_LEN, torch.float32, _CPU)
-    decoder = DecoderChunk(_MODEL, chunk, shard, tp, rope, attention, weights)
+    calls = part_calls(_MODEL, shard, tp, [(0, _SEQ_LEN)], torch.empty(0))
+    decoder = DecoderChunk(_MODEL, chunk, shard, tp, calls, weights)
 
     def step(number: int) -> float:
         for weight in weights.values():

@@ -80,7 +80,9 @@ def predicted_s(layer: MeasuredLayer, values: Mapping[str, float]) -> tuple[floa
     gpus, frameworks = tables(tuple(values.items()))
     gpu = gpus[layer.gpu]
     bare = replace(gpu, efficiency=replace(gpu.efficiency, launch_s=0.0))
-    times = layer_compute(layer.model.layer, layer.workload, bare, 1, layer.micro_batch_size, frameworks["hexiopt"])
+    times = layer_compute(
+        layer.model.layer, layer.workload, bare, 1, layer.micro_batch_size, frameworks["hexiopt_flash"]
+    )
     params, casts = layer.model.layer_params, _CAST_BYTES if layer.workload.element_bytes == 2 else 0
     clock = OperatorTimes(bare, layer.workload.precision)
     # A T4 holds its clock in bursts, but not in the long runs that the catalogue stands for.

@@ -1,7 +1,7 @@
 """The software of a measured run, and what follows from it where its row states nothing.
 
 Frameworks are those of `hexiopt/numbers/frameworks.yaml`:
-- `hexiopt` as the source: our own runtime;
+- `hexiopt` as the source: our own runtime, `hexiopt_flash` where the notes do not say cuDNN;
 - Megatron's own FSDP, `megatron-fsdp` in the ZeRO column: `megatron_fsdp`;
 - MaxText by its name in the source or the notes: `maxtext`;
 - else `fsdp` in the ZeRO column: `torchtitan` where that is the source or the column says `fsdp2`, `torchtitan_async`
@@ -41,7 +41,7 @@ def framework_of(row: Row) -> str:
     """The framework of a run."""
     text, sharding = f"{row.source} {row.notes}".lower(), row.zero_stage_or_fsdp.lower()
     if row.source == "hexiopt":
-        return "hexiopt"
+        return "hexiopt" if "cudnn" in text else "hexiopt_flash"
     if "megatron-fsdp" in sharding or ("fsdp" in sharding and "megatron" in row.source.lower()):
         return "megatron_fsdp"
     if "maxtext" in text:

@@ -66,6 +66,7 @@ def _limits_s(model: PlanPricer, gpu: Gpu) -> tuple[float, float, float]:
     # unfused kernels process at least the pairs that the mask leaves
     blocks = Blocks(pairs, pairs, 0.0)
     width, fused = workload.element_bytes, gpu.flash_attention
-    attention_s = sum(attention_times(clock, fused, 4 * spec.head_dim, width, blocks, framework))
+    speed = framework.block_attention_speed
+    attention_s = sum(attention_times(clock, fused, 4 * spec.head_dim, width, blocks, speed))
     head_s = (head[1].forward_s + head[1].backward_s - head[0].forward_s - head[0].backward_s) / _HEADS
     return (seconds[1] - seconds[0]) / _MANY * workload.seq_len, attention_s, head_s

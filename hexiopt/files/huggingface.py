@@ -14,6 +14,7 @@ from typing import Any
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.files.hub import CONFIG_FILE, hub_config, is_hub_name
 from hexiopt.files.models.depth import gpt_neo_alternates
+from hexiopt.files.models.execution import TRAINED
 from hexiopt.files.models.fact_reader import FactReader, number
 from hexiopt.files.models.facts import Key
 from hexiopt.files.models.features import feature_of_type, features, vocabulary
@@ -28,6 +29,16 @@ from hexiopt.reading import Section, read_mapping
 
 _FORM = tuple(field.name for field in fields(Form))
 _LM_HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")  # words in the names of classes
+_OF_THE_FILE = (
+    "name",
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+    "auto_map",
+)
+"""Keys on how a file was made and weights are stored, which a trained model does not keep."""
 _MISSPELT = 0.88  # likeness from which an unknown key is taken for another one
 
 
@@ -146,6 +157,7 @@ class _Reader:
         model_name = self._name(name or self._kind)
         with collecting():
             values["router"] = self._router(layers)
+            values["config"] = self._trained_config(layers, values.get("rope_type"))
         self._head()
         self._own_code()
         self._check_fixed()
@@ -237,6 +249,21 @@ class _Reader:
             self._section.fail("router", "is no mapping; state its keys, or leave it out")
         pairs = [(key, stated_values.get(key)) for key in ROUTER_KEYS]
         return tuple((key, value) for key, value in pairs if _is_of(value, ROUTER_KEYS[key]))
+
+    def _trained_config(self, layers: LayerSequence, rope_type: str | None) -> str:
+        """What training reads of the file itself, in JSON; nothing where fields say it all, or the type is not
+        trained."""
+        config: Any = {}
+        if self._kind == DECODER:
+            config = self._ledger.get("config", {})
+            if not isinstance(config, Mapping):
+                self._section.fail("config", "is no mapping; state the keys of a config.json, or leave it out")
+        elif self._kind in TRAINED and (layers.kinds or self._type.architecture == DECODER):
+            config = {name: value for name, value in self._config.items() if name not in _OF_THE_FILE}
+        elif self._kind in TRAINED and rope_type not in (None, "default"):
+            held = self._config.get("rope_parameters") or self._config.get("rope_scaling")
+            config = {"rope_scaling": held}
+        return json.dumps(config) if config else ""
 
     # Keys
 

@@ -39,6 +39,7 @@ class Framework:
     layer_host_s: float
     holder_s: float
     cast_bytes: Mapping[str, float]
+    block_attention_speed: float
     adapter_traffic: float = 1.0
     exchange_exposed: float = 1.0
     expert_passes: float = 1.0
@@ -112,6 +113,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
             for precision in QUANTIZED_BYTES
             if precision in cast_bytes
         },
+        constant(section, "block_attention_speed" if "block_attention_speed" in section else "attention_speed", values),
         section.number("adapter_traffic", above=0, at_most=100, default=1.0),
         section.number("exchange_exposed", at_least=0, at_most=1, default=1.0),
         section.number("expert_passes", at_least=0, at_most=1, default=1.0),

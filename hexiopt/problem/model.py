@@ -1,5 +1,6 @@
 """The shape of a decoder-only transformer, and its exact numbers of parameters and FLOPs."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ _BY_NAME = (
 _LEARNED = replace(GPT, positions="learned")
 
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-"""The architectures that the runtime trains."""
+"""The architectures that have Llama's form but for biases and norms of queries and keys."""
 
 DECODER = "decoder"
 """The architecture of all models that are described by their form, whatever Hugging Face calls their type."""
@@ -201,6 +202,9 @@ class ModelSpec(Value):
     router: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
     """How experts are scored, by those of `ROUTER_KEYS` that the model's file states; training needs it, no price does,
     and models that differ in it alone are equal."""
+    config: str = field(default="", compare=False)
+    """Of a model whose type is trained, its `config.json` in JSON where training needs facts of it that are no fields;
+    no part of the shape, so that models that differ in it alone are equal."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """Notes on how the model was read, one line each; no part of the model."""
 
@@ -594,11 +598,15 @@ class ModelSpec(Value):
             }
         if self.router:
             out["router"] = dict(self.router)
+        if self.config and self.architecture == DECODER:
+            out["config"] = json.loads(self.config)
         for name, key in self._facts.keys.items():
             value = getattr(self, name)
             out[key] = float(value) if name in ("norm_eps", "rope_theta") else value
         if "rope_theta" in self._facts.keys and self.rope_type != "default":
-            out["rope_scaling"] = {"rope_type": self.rope_type}
+            out["rope_scaling"] = (
+                json.loads(self.config)["rope_scaling"] if self.config else {"rope_type": self.rope_type}
+            )
         if self.architecture in ("qwen2", "qwen3"):
             out |= {"use_sliding_window": self.attention_window is not None, "max_window_layers": 0}
         if self.architecture == "gpt_neo":

@@ -34,7 +34,8 @@ from hexiopt.files.plan_file import read_plan
 from runtime.launch.admission import admitted_machine
 from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.vitals import forget, silence_of
-from runtime.launch.worker import TOLD, Seats, die_with_parent, work
+from runtime.launch.worker import TOLD, HooksOf, Seats, die_with_parent, work
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.training.settings import TrainingRun
 
 ENDED, REFUSED, LOST = 0, 2, os.EX_TEMPFAIL
@@ -46,6 +47,11 @@ _LAST_CALL = timedelta(seconds=2)
 _MONITOR_S = 0.2
 _CUT_OFF_S, _PROBE_S = 30.0, 5.0
 _FOR_EVER = 10**9  # restarts: the head counts those that brought no new checkpoint, over all machines
+
+
+def no_hooks(rank: int) -> Hooks:
+    """Of any rank: none."""
+    return NO_HOOKS
 
 
 class LostError(Exception):
@@ -126,7 +132,7 @@ def check_clock(sent_s: float, head_s: float, received_s: float) -> None:
         )
 
 
-def serve(master: str, machine: str | None) -> None:
+def serve(master: str, machine: str | None, hooks_of: HooksOf = no_hooks) -> None:
     """Start and watch the processes of `machine` in the run whose meeting place is at `master`, until that has ended.
 
     Raises InputError where this machine does not suit the run, LostError where the run is out of reach.
@@ -137,7 +143,7 @@ def serve(master: str, machine: str | None) -> None:
         raise LostError(f"no run answers at {master} ({_first_line(error)}); start its head first") from None
     threading.Thread(target=_leave_when_cut_off, args=(meeting, master), daemon=True).start()
     try:
-        _serve(meeting, machine)
+        _serve(meeting, machine, hooks_of)
     except EndedError:
         return
     except InputError as error:
@@ -162,7 +168,7 @@ def _leave_when_cut_off(meeting: MeetingClient, master: str) -> None:
     os._exit(LOST)
 
 
-def _serve(meeting: MeetingClient, machine: str | None) -> None:
+def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> None:
     # Else rounds share a store, in which they are told apart by how often an agent restarted its processes; agents
     # differ in that once one has come back (pytorch#135712). So each round gets a store of its own, on its rank 0.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -199,7 +205,7 @@ def _serve(meeting: MeetingClient, machine: str | None) -> None:
             len(names),
             rendezvous,
             entrypoint=work,
-            args=(address, seats),
+            args=(address, seats, hooks_of),
             max_restarts=_FOR_EVER,
             monitor_interval=_MONITOR_S,
         )
@@ -213,8 +219,8 @@ def _serve(meeting: MeetingClient, machine: str | None) -> None:
             raise
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve a run; the exit code."""
+def main(arguments: Sequence[str] | None = None, hooks_of: HooksOf = no_hooks) -> int:
+    """Serve a run, whose ranks have the hooks that `hooks_of` makes, a function of a module; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m runtime.launch.agent", description=__doc__)
     parser.add_argument("master", metavar="HOST:PORT", help="the meeting place of the run")
     parser.add_argument("--machine", metavar="NAME", help="as in the cluster file (default: all devices are here)")
@@ -223,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.with_parent:
         die_with_parent()
     try:
-        serve(given.master, given.machine)
+        serve(given.master, given.machine, hooks_of)
     except (InputError, LostError) as error:
         print(f"hexiopt: {error}", file=sys.stderr, flush=True)
         return REFUSED if isinstance(error, InputError) else LOST

@@ -28,6 +28,7 @@ _SETTLE_S = 1.0  # in which the cause may still be told after its consequences
 _GRACE_S = 10.0  # that `replan` waits for a machine which was there, and may only be slow to meet the others
 _LEAVE_S = 5.0  # in which agents hear that the run has ended
 _MOST_FAILURES = 100  # of processes that do not even meet
+AGENT = ("-m", "runtime.launch.agent")
 _AS_RESTART = "going on as train.on_failure=restart does"
 
 
@@ -64,32 +65,34 @@ def trained(
     *,
     force: bool = False,
     stop: Stop | None = None,
+    agent: Sequence[str] = AGENT,
 ) -> Iterator[Event]:
     """The events of a run, which is written into `folder`, to its last step or until it is to `stop`.
 
     The machines of the plan come to `place`, and refuse, unless by `force`, what they cannot carry. By default, or if
-    it is local, all processes are on this machine, which the caller has checked, as if it were all of them. More than
-    `max_restarts` restarts in a row without a new checkpoint are a failure. Raises TrainingFailedError.
+    it is local, all processes are on this machine, which the caller has checked, as if it were all of them; `agent` are
+    Python's arguments that start them. More than `max_restarts` restarts in a row without a new checkpoint are a
+    failure. Raises TrainingFailedError.
     """
     place = MeetingPlace() if place is None else place
     head, stop = _Head(place, run, folder, faults, force or place.is_local), stop or Stop()
     with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
-        words = [sys.executable, "-m", "runtime.launch.agent", place.address, "--with-parent"]
+        words = [sys.executable, *agent, place.address, "--with-parent"]
         # In a session of its own: Ctrl-C is for the head, which ends the others.
-        agent = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
+        process = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
                 if stop.asked():
                     yield from head.stop(stop.limit_s)
                 event = place.hear()
                 yield from head.wait() if event is None else head.hear(event)
-                if event is None and agent is not None and agent.poll() is not None:
+                if event is None and process is not None and process.poll() is not None:
                     said.seek(0)
-                    lines = said.read().strip().splitlines() or [f"the agent ended with exit code {agent.returncode}"]
+                    lines = said.read().strip().splitlines() or [f"the agent ended with exit code {process.returncode}"]
                     raise TrainingFailedError(lines[-1])
         finally:
             place.end()
-            head.part(agent)
+            head.part(process)
 
 
 @dataclass

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -29,6 +29,7 @@ from runtime.launch.meeting import MeetingClient, TrainingFailedError
 from runtime.launch.torchrun import VARIABLES, torchrun_place
 from runtime.launch.vitals import Vitals
 from runtime.mapping.layout import layout_of
+from runtime.parallel.hooks import Hooks
 from runtime.state.checkpoint import finished
 from runtime.training.rank import run_rank
 from runtime.training.settings import TrainingRun
@@ -37,6 +38,8 @@ TOLD = 3  # exit code of a process that has said itself what went wrong
 _POLL_S = 0.05
 _IDLE_S = 3600.0
 _PR_SET_PDEATHSIG = 1
+
+HooksOf = Callable[[int], Hooks]  # of a rank
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def work(address: str, seats: Seats) -> None:
+def work(address: str, seats: Seats, hooks_of: HooksOf) -> None:
     """Take part in a round of the run whose meeting place is at `address`. Does not return: what ends it is its agent,
-    for an agent whose processes have all ended leaves the run."""
+    for an agent whose processes have all ended leaves the run. `hooks_of` makes those of a rank."""
     die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the agent's handlers wait for Python to run
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
@@ -70,7 +73,7 @@ def work(address: str, seats: Seats) -> None:
     try:
         meeting = MeetingClient(address)
         try:
-            _take_part(meeting, seats, name, gpu, about)
+            _take_part(meeting, seats, name, gpu, about, hooks_of)
         except BaseException:
             meeting.tell({**about, "event": "error", "reason": traceback.format_exc()})
     finally:
@@ -78,7 +81,7 @@ def work(address: str, seats: Seats) -> None:
         os._exit(TOLD)
 
 
-def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about: Event) -> None:
+def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about: Event, hooks_of: HooksOf) -> None:
     vitals = Vitals(seats.folder)
     gone = seats.device == "cuda" and not usable_gpu(gpu)
     if gone:
@@ -110,7 +113,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
             meeting.tell({**event, **about})
 
     asked = meeting.asked_to_stop if rank == 0 else None  # of all ranks, one asks the head
-    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked):
+    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked, hooks_of(rank)):
         _idle()  # until the head has heard of all
 
 

@@ -31,8 +31,8 @@ from runtime.mapping.lowering import (
     UnitCollective,
     lowered,
 )
+from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
-from runtime.mapping.parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.times import StepTimes
 
 RankActions = tuple[Action | BucketCollective, ...]

@@ -20,11 +20,13 @@ from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParalle
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.model import LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import recompute_groups
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
-from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split, stage_parts
+from runtime.mapping.model_parts import stage_parts
+from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
+from runtime.mapping.trained_models import untrainable_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +232,8 @@ def untrainable(
     model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
 ) -> str | None:
     """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
-    if model.architecture not in LLAMA_FAMILY:
-        known = ", ".join(LLAMA_FAMILY)
-        return f"model {model.name}: {model.architecture} cannot be trained, only planned; take one of {known}"
-    if model.rope_type != "default":
-        return f"model {model.name}: rope_type {model.rope_type} cannot be trained; take default"
-    if model.activation != "silu":
-        return f"model {model.name}: activation {model.activation} cannot be trained; take silu"
+    if wrong := untrainable_model(model, plan, document_masking=document_masking):
+        return wrong
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
     for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
@@ -309,7 +306,7 @@ def _executors(
             groups = [replace(group, devices=tuple(rank_of[d] for d in group.devices)) for group in layout.groups]
             sequence = replace(layout, groups=tuple(groups))
             ranks = tuple(sorted(rank for group in groups for rank in group.devices))
-            yield RankExecutor(p, s, 0, ranks, shards(model, 1) * len(ranks), (0, micro_batch_size), chunks, sequence)
+            yield RankExecutor(p, s, 0, ranks, (RankShard(),) * len(ranks), (0, micro_batch_size), chunks, sequence)
         case TensorParallel() | Replicated() as held:
             ends = [0, *accumulate(held.samples(micro_batch_size))]
             for r, (replica, samples) in enumerate(zip(held.replicas, pairwise(ends), strict=True)):
@@ -341,7 +338,7 @@ def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Seque
         cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
         for start, end in pairwise(cuts):
             ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
-            found.setdefault(ranks, []).append(ParameterPart(name, whole.shape, whole.dim, start, end))
+            found.setdefault(ranks, []).append(replace(whole, start=start, end=end))
 
     def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(

@@ -1,27 +1,48 @@
-"""Which part of every parameter a tensor-parallel rank holds. Names are Hugging Face's.
+"""Parts of parameters, and the share of whatever a TP group cuts that one of its ranks holds."""
 
-Attention is cut at heads, the MLP at columns, embedding and LM head at rows of the vocabulary. A key-value head that
-query heads of several ranks meet is held by each of them; norms and output biases are held by all.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 
 Range = tuple[int, int]  # [start, end)
+Initial = float | Literal["log_of_number"]  # of an element its number from 1
+
+
+def split(total: int, count: int) -> list[Range]:
+    """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
+    low, extra = divmod(total, count)
+    return list(pairwise([0, *accumulate(low + (k < extra) for k in range(count))]))
 
 
 @dataclass(frozen=True, slots=True)
 class RankShard:
-    """What one rank of a TP group holds of every layer, and of the vocabulary."""
+    """The share of rank number `rank` of a TP group of `count` ranks; `heads` are the query heads of each of them, if
+    the plan states them."""
 
-    heads: Range
-    kv_heads: Range
-    ffn: Range
-    vocab: Range
+    rank: int = 0
+    count: int = 1
+    heads: tuple[int, ...] = ()
+
+    def share(self, total: int) -> Range:
+        """Of the heads or columns of a layer: in proportion to stated heads, else as even as whole ones allow."""
+        if not self.heads:
+            return self.even(total)
+        first, whole = sum(self.heads[: self.rank]), sum(self.heads)
+        return round(first * total / whole), round((first + self.heads[self.rank]) * total / whole)
+
+    def groups(self, heads: int, groups: int) -> Range:
+        """Of `groups`, each of which equally many heads meet, those that the rank's heads meet; other ranks may hold
+        them too."""
+        (first, end), size = self.share(heads), heads // groups
+        return (first // size, -(-end // size)) if end > first else (0, 0)
+
+    def even(self, total: int) -> Range:
+        """Of what is cut as evenly as possible, whatever heads are stated: rows of the vocabulary."""
+        return split(total, self.count)[self.rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,8 @@ class ParameterPart:
     dim: int
     start: int
     end: int
+    initial: Initial | None = None
+    """The value of all its elements at first; None: as a run draws matrices, and zero of biases."""
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -45,14 +68,8 @@ class ParameterPart:
         return len(self.shape) > 1
 
 
-def split(total: int, count: int) -> list[Range]:
-    """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
-    low, extra = divmod(total, count)
-    return list(pairwise([0, *accumulate(low + (k < extra) for k in range(count))]))
-
-
 def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tuple[RankShard, ...]:
-    """The shard of each of `tp` ranks; with `heads` query heads each, if stated, and columns in proportion.
+    """The shard of each of `tp` ranks; with `heads` query heads each, if stated, and all else in proportion.
 
     Raises InputError where the heads are not those of the model.
     """
@@ -60,71 +77,4 @@ def shards(model: ModelSpec, tp: int, heads: Sequence[int] | None = None) -> tup
         raise InputError(
             f"heads: {list(heads)} over {tp} devices; give each its share of the model's {model.num_heads} heads"
         )
-    if heads is None:
-        of_heads, of_columns = split(model.num_heads, tp), split(model.ffn_size, tp)
-    else:
-        ends = [0, *accumulate(heads)]
-        of_heads = list(pairwise(ends))
-        of_columns = list(pairwise(round(end * model.ffn_size / model.num_heads) for end in ends))
-    group = model.num_heads // model.num_kv_heads
-    return tuple(
-        RankShard(own, (own[0] // group, -(-own[1] // group)) if own[1] > own[0] else (0, 0), columns, rows)
-        for own, columns, rows in zip(of_heads, of_columns, split(model.vocab_size, tp), strict=True)
-    )
-
-
-def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[ParameterPart]:
-    """The parts of a decoder layer."""
-    at, dim, h = f"model.layers.{layer}.", model.head_dim, model.hidden_size
-    queries, keys = (shard.heads, model.num_heads * dim), (shard.kv_heads, model.num_kv_heads * dim)
-
-    yield ParameterPart(f"{at}input_layernorm.weight", (h,), 0, 0, h)
-    for name, ((low, high), width) in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        yield ParameterPart(f"{at}self_attn.{name}.weight", (width, h), 0, low * dim, high * dim)
-        if model.attention_bias:
-            yield ParameterPart(f"{at}self_attn.{name}.bias", (width,), 0, low * dim, high * dim)
-    if model.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            yield ParameterPart(f"{at}self_attn.{name}.weight", (dim,), 0, 0, dim)
-    (low, high), width = queries
-    yield ParameterPart(f"{at}self_attn.o_proj.weight", (h, width), 1, low * dim, high * dim)
-    if model.output_bias:
-        yield ParameterPart(f"{at}self_attn.o_proj.bias", (h,), 0, 0, h)
-    yield ParameterPart(f"{at}post_attention_layernorm.weight", (h,), 0, 0, h)
-    ffn, (low, high) = model.ffn_size, shard.ffn
-    for name in ("gate_proj", "up_proj"):
-        yield ParameterPart(f"{at}mlp.{name}.weight", (ffn, h), 0, low, high)
-        if model.mlp_bias:
-            yield ParameterPart(f"{at}mlp.{name}.bias", (ffn,), 0, low, high)
-    yield ParameterPart(f"{at}mlp.down_proj.weight", (h, ffn), 1, low, high)
-    if model.mlp_bias:
-        yield ParameterPart(f"{at}mlp.down_proj.bias", (h,), 0, 0, h)
-
-
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-def head_name(model: ModelSpec) -> str:
-    """The name of the LM head's matrix: tied, the embedding's."""
-    return EMBEDDING if model.tied_embeddings else HEAD
-
-
-def stage_parts(
-    model: ModelSpec, layers: Sequence[Range], shard: RankShard, first: bool, last: bool
-) -> Iterator[ParameterPart]:
-    """The parts of a stage with ranges of layers; `first` holds the embedding, `last` final norm and LM head."""
-    matrix = (model.vocab_size, model.hidden_size)
-    if first:
-        yield ParameterPart(EMBEDDING, matrix, 0, *shard.vocab)
-    for start, end in layers:
-        for layer in range(start, end):
-            yield from layer_parts(model, layer, shard)
-    if last:
-        yield ParameterPart(FINAL_NORM, (model.hidden_size,), 0, 0, model.hidden_size)
-        if not (first and model.tied_embeddings):
-            yield ParameterPart(head_name(model), matrix, 0, *shard.vocab)
-
-
-def whole_parts(model: ModelSpec) -> list[ParameterPart]:
-    """Every parameter of the model as a whole, from the embedding to the LM head; a tied matrix once."""
-    return list(stage_parts(model, [(0, model.num_layers)], shards(model, 1)[0], first=True, last=True))
+    return tuple(RankShard(rank, tp, tuple(heads or ())) for rank in range(tp))

@@ -4,26 +4,34 @@ Shapes: T tokens, B samples, n query heads, D head size. Borders of documents ar
 laid one sample after another: int32, from 0 to B · T.
 """
 
-from contextlib import nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
-from hexiopt.problem.model import ModelSpec
-from runtime.device import has_flash_attention
+from hexiopt.problem.kinds import Attention
+from runtime.device import fused_attention, has_flash_attention
 from runtime.mapping.parts import Range, RankShard
+from runtime.model.block_attention import PLAIN, Block, Scores, attend, attend_backward, blocks, sink_gradient
+from runtime.model.functions import applied
 
 
 class AttentionCall(Protocol):
-    """A way of attention, the same for every layer of a rank."""
+    """A way of attention, the same for every layer of a rank that has it."""
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        q_tbnd: Tensor,
+        k_tbnd: Tensor,
+        v_tbnd: Tensor,
+        sinks: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """What queries, keys and values give [T, B, n · D], their positions rotated in: all tokens of the rank's heads,
-        or all heads of its tokens. No token sees beyond its own one of the `documents`, if any."""
+        or all heads of its tokens. `sinks` [n] are scores beside those of the keys. No token sees beyond its own one of
+        the `documents`, if any."""
         ...
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
@@ -35,40 +43,53 @@ class AttentionCall(Protocol):
         ...
 
 
-def met(model: ModelSpec, heads: Range, kv_heads: Range) -> list[int]:
+def met(part: Attention, heads: Range, kv_heads: Range) -> list[int]:
     """Which of `kv_heads`, counted from their first one, each of the query heads meets."""
-    group = model.num_heads // model.num_kv_heads
+    group = part.heads // part.kv_heads
     return [head // group - kv_heads[0] for head in range(*heads)]
 
 
 class WholeAttention:
-    """Attention where a rank has all tokens, which sees back as far as the model's window.
+    """Attention where a rank has all tokens, which sees back as far as its window. `like` has the type and device of
+    its inputs.
 
-    Flash attention of a GPU that has it is asked for by name, so that nothing slower runs unseen; a window and
-    documents take its kernel for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
+    Fused attention of a GPU that has it is asked for by name (`fused_attention`); a window and documents take the
+    kernel of flash attention for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
     sequence is a mask [T, T], added to scores; documents are one for each sample.
     """
 
-    def __init__(
-        self, model: ModelSpec, shard: RankShard, seq_len: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._meets = met(model, shard.heads, shard.kv_heads)
-        count = shard.kv_heads[1] - shard.kv_heads[0]
+    def __init__(self, part: Attention, shard: RankShard, seq_len: int, like: Tensor, scores: Scores = PLAIN) -> None:
+        kv_heads = shard.groups(part.heads, part.kv_heads)
+        self._meets = met(part, shard.share(part.heads), kv_heads)
+        count = kv_heads[1] - kv_heads[0]
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
         is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
-        window = model.attention_window
-        self._window = window if window is not None and window < seq_len else None
-        self._has_flash = has_flash_attention(device, dtype, model.head_dim)
-        self._like = torch.empty(0, dtype=dtype, device=device)
+        self._window = part.window if part.window is not None and part.window < seq_len else None
+        # What no kernel of torch computes: sinks, capped scores, and values of another width than keys without a copy.
+        (self._block,) = blocks([(0, seq_len)], [(0, seq_len)], self._window, scores)
+        self._is_plain = not part.sinks and scores.cap is None and part.v_dim == part.qk_dim
+        self._scale = scores.scale
+        self._has_flash = self._is_plain and has_flash_attention(like.device, like.dtype, part.qk_dim)
+        self._like = like
         self._seq_len, self._is_grouped = seq_len, is_grouped
         self._mask: Tensor | None = None
-        if self._window is not None and not self._has_flash:
+        if self._window is not None and self._is_plain and not self._has_flash:
             self._mask = self._added(self._seen())
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        q_tbnd: Tensor,
+        k_tbnd: Tensor,
+        v_tbnd: Tensor,
+        sinks: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """All tokens, of the rank's heads."""
         if not self._meets:
             return q_tbnd.flatten(2)
+        if not self._is_plain and documents is None:
+            values: Tensor = applied(_BlockAttention, self._block, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks)
+            return values.flatten(2)
         mask = None if self._has_flash else self._mask if documents is None else documents
         # Kernels of GPUs with a mask know no groups.
         is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
@@ -77,9 +98,9 @@ class WholeAttention:
         if self._has_flash and (self._window is not None or documents is not None):
             return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self._has_flash else nullcontext():
+        with fused_attention(q.device, q.dtype, q.shape[-1]):
             found = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped, scale=self._scale
             )
         return found.permute(2, 0, 1, 3).flatten(2)
 
@@ -91,7 +112,9 @@ class WholeAttention:
             borders = num_tokens * torch.arange(num_samples + 1, dtype=torch.int32, device=q.device)
         # How many tokens before (-1: all) and after its own each one sees.
         back, grouped = (-1 if self._window is None else self._window - 1, 0), self._is_grouped
-        found = varlen_attn(q, k, v, borders, borders, num_tokens, num_tokens, window_size=back, enable_gqa=grouped)
+        found = varlen_attn(
+            q, k, v, borders, borders, num_tokens, num_tokens, window_size=back, enable_gqa=grouped, scale=self._scale
+        )
         assert isinstance(found, Tensor)
         return found.view(num_samples, num_tokens, -1).transpose(0, 1)
 
@@ -119,3 +142,38 @@ class WholeAttention:
     def tensors(self) -> list[Tensor]:
         """The mask, if any."""
         return [] if self._mask is None else [self._mask]
+
+
+class _BlockAttention(torch.autograd.Function):
+    """Attention of one block [T, B, n, D] with products in pieces, of which no scores are kept; `meets` are the
+    key-value heads that query heads meet. A sink is one more key, whose value is zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: Block, meets: list[int], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        queries, keys, values = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        made, lse = attend(block, queries, keys[:, meets], values[:, meets])
+        if sinks is not None:
+            whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+            made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
+        # As the projection that follows reads it: it saves the same storage.
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        out.copy_(made.permute(2, 0, 1, 3))
+        ctx.block, ctx.meets = block, meets
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, out_tbnd, lse = ctx.saved_tensors
+        queries, keys, values, out, grad = (x.permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
+        of_q, of_k, of_v = attend_backward(
+            ctx.block, grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse
+        )
+        sums = [torch.zeros(x.shape, dtype=of_k.dtype, device=q.device) for x in (keys, values)]
+        for whole, of_x in zip(sums, (of_k, of_v), strict=True):
+            for head, kv_head in enumerate(ctx.meets):
+                whole[:, kv_head] += of_x[:, head]
+        of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
+        return None, None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_q, *sums)), of_sinks

@@ -4,7 +4,7 @@ Autograd would keep every intermediate: of a norm three copies in float32, of a 
 gate, of a product a contiguous copy of its input.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,20 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 _EXACT = (torch.float32, torch.float64)
+_aten = torch.ops.aten
+_Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+_TANH: _Activation = (
+    lambda x: functional.gelu(x, approximate="tanh"),
+    lambda grad, x: _aten.gelu_backward(grad, x, approximate="tanh"),
+)
+ACTIVATIONS: Mapping[str, _Activation] = {
+    "silu": (functional.silu, lambda grad, x: _aten.silu_backward(grad, x)),
+    "gelu": (functional.gelu, lambda grad, x: _aten.gelu_backward(grad, x)),
+    "gelu_pytorch_tanh": _TANH,
+    "gelu_new": _TANH,
+    "relu2": (lambda x: functional.relu(x).square(), lambda grad, x: 2 * grad * functional.relu(x)),
+}
+"""By Hugging Face's names: a function, and the gradient of its input from that of its output and the input."""
 
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
@@ -23,10 +37,13 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector."""
-    found: Tensor = applied(_RmsNorm, x, weight, eps)
-    return found
+def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Tensor:
+    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector.
+
+    With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
+    """
+    normed: Tensor = applied(_RmsNorm, x, weight, eps, is_unit)
+    return normed
 
 
 def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,13 +52,19 @@ def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
     return found
 
 
-def gated_silu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up. Keeps both, and nothing else."""
-    found: Tensor = applied(_GatedSilu, gate, up)
-    return found
+def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
+    """activation(gate) · up. Keeps both, and nothing else."""
+    product: Tensor = applied(_Gated, activation, gate, up)
+    return product
 
 
-def recomputed(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+def activated(activation: str, x: Tensor) -> Tensor:
+    """activation(x). Keeps x."""
+    values: Tensor = applied(_Activated, activation, x)
+    return values
+
+
+def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     """run(*inputs), of which only the inputs are kept: the backward runs it again."""
     if not torch.is_grad_enabled():
         return run(*inputs)
@@ -64,22 +87,23 @@ def _as(x: Tensor, made: Tensor) -> Tensor:
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, is_unit: bool) -> Tensor:
         exact = _exact(x)
         scale = exact.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return weight * _as(x, exact * scale)
+        ctx.is_unit = is_unit
+        return _as(x, exact * scale * (_exact(weight) + 1)) if is_unit else weight * _as(x, exact * scale)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, scale = ctx.saved_tensors
         (grad,) = grads
         normed = _exact(x) * scale
         of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0)
-        inner = _exact(grad * weight)
+        inner = _exact(grad) * (_exact(weight) + 1) if ctx.is_unit else _exact(grad * weight)
         # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
         of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)
-        return _as(x, of_x), of_weight, None
+        return _as(x, of_x), of_weight, None, None
 
 
 class _Rotated(torch.autograd.Function):
@@ -99,32 +123,46 @@ class _Rotated(torch.autograd.Function):
         return None, None, of_q, of_k
 
 
-class _GatedSilu(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, activation: str, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return functional.silu(gate) * up
+        ctx.activation = activation
+        return ACTIVATIONS[activation][0](gate) * up
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        of_gate = torch.ops.aten.silu_backward(grads[0] * up, gate)
-        return of_gate, grads[0] * functional.silu(gate)
+        activate, of_input = ACTIVATIONS[ctx.activation]
+        return None, of_input(grads[0] * up, gate), grads[0] * activate(gate)
+
+
+class _Activated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, activation: str, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.activation = activation
+        return ACTIVATIONS[activation][0](x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        return None, ACTIVATIONS[ctx.activation][1](grads[0], x)
 
 
 class _Recomputed(torch.autograd.Function):
     """Chen et al., arXiv 1604.06174. Gradients of what `run` closes over come by its own, inner backward."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
         ctx.run = run
         ctx.save_for_backward(*inputs)
         return run(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        inputs = [x if x is None else x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
         with torch.enable_grad():
             found = ctx.run(*inputs)
         torch.autograd.backward(found, grads[0])
-        return None, *(x.grad for x in inputs)
+        return None, *(x if x is None else x.grad for x in inputs)

@@ -3,6 +3,7 @@
 Shapes: T tokens, t a rank's own of them, B samples, H hidden, V rows of the vocabulary on the rank.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,20 +12,45 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import saved_as
 from runtime.model.functions import applied
 from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
+from runtime.saved import saved_as
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """How logits follow from products with the head: times `scale`, and then, with a `cap`, cap · tanh(logit / cap)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def of(self, products: Tensor) -> Tensor:
+        """The logits."""
+        logits = products if self.scale == 1.0 else products * self.scale
+        return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
+
+    def gradient(self, of_logits: Tensor, logits: Tensor) -> Tensor:
+        """The gradient of the products, in the place of that of the logits."""
+        if self.cap is not None:
+            of_logits = of_logits.mul_(1 - (logits / self.cap).square_())
+        return of_logits if self.scale == 1.0 else of_logits.mul_(self.scale)
 
 
 def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
     """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-    with saved_as("logits", beside=logits_tbv.nbytes):
+    with saved_as("logits", transient_bytes=logits_tbv.nbytes):
         found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
     return found
 
 
 def chunked_cross_entropy(
-    x_tbh: Tensor, weight_vh: Tensor, labels_tb: Tensor, rows: Range, tp: RankTpGroup, chunk_tokens: int
+    x_tbh: Tensor,
+    weight_vh: Tensor,
+    labels_tb: Tensor,
+    rows: Range,
+    tp: RankTpGroup,
+    chunk_tokens: int,
+    kind: Logits = Logits(),
 ) -> Tensor:
     """The same from normed hidden states of the rank's own tokens [t, B, H], with logits of `chunk_tokens` at a time.
 
@@ -32,9 +58,9 @@ def chunked_cross_entropy(
     does, which knows no ranks. Those of the weight are summed over chunks in its own precision.
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
-    beside = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
-    with saved_as("logits", beside):
-        found: Tensor = applied(_ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens)
+    transient_bytes = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
+    with saved_as("logits", transient_bytes):
+        found: Tensor = applied(_ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, kind)
     return found
 
 
@@ -72,12 +98,20 @@ def _of_logits(probabilities: Tensor, row: Tensor) -> Tensor:
 
 
 def _of_chunk(
-    x: Tensor, weight: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None, of_x: Tensor, of_w: Tensor
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    rows: Range,
+    group: dist.ProcessGroup | None,
+    kind: Logits,
+    of_x: Tensor,
+    of_w: Tensor,
 ) -> Tensor:
     """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`. A function, so that
     none of its logits is left when those of the next chunk are made."""
-    lost, probabilities, row = _probabilities(functional.linear(x, weight), labels, rows, group)
-    of_logits = _of_logits(probabilities, row).to(x.dtype)
+    logits = kind.of(functional.linear(x, weight))
+    lost, probabilities, row = _probabilities(logits, labels, rows, group)
+    of_logits = kind.gradient(_of_logits(probabilities, row), logits).to(x.dtype)
     torch.mm(of_logits, weight, out=of_x)
     of_w.addmm_(of_logits.T, x)
     return lost
@@ -99,7 +133,14 @@ class _CrossEntropy(torch.autograd.Function):
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, rows: Range, tp: RankTpGroup, chunk_tokens: int
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        rows: Range,
+        tp: RankTpGroup,
+        chunk_tokens: int,
+        kind: Logits,
     ) -> Tensor:
         whole = x if tp.group is None else gathered(x, tp)
         of_whole = torch.empty_like(whole, memory_format=torch.contiguous_format)
@@ -107,11 +148,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
         for first in range(0, len(read), chunk_tokens):
             some = slice(first, first + chunk_tokens)
-            loss += _of_chunk(read[some], weight, wanted[some], rows, tp.group, into[some], of_weight)
+            loss += _of_chunk(read[some], weight, wanted[some], rows, tp.group, kind, into[some], of_weight)
         ctx.save_for_backward(of_whole if tp.group is None else scattered(of_whole, tp), of_weight)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight = ctx.saved_tensors  # scaled in their place: there is one backward
-        return of_x.mul_(grads[0]), of_weight.mul_(grads[0]), None, None, None, None
+        return of_x.mul_(grads[0]), of_weight.mul_(grads[0]), None, None, None, None, None

@@ -10,7 +10,7 @@ memory. Parts may be unequal; then they travel padded to the longest.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.memory import count_saved
 from runtime.model.functions import applied
+from runtime.saved import count_saved
 
 
 class LateProducts:
@@ -71,6 +71,11 @@ class RankTpGroup:
     def own(self) -> Range:
         """The rank's tokens."""
         return self.tokens[self.rank]
+
+    @property
+    def alone(self) -> "RankTpGroup":
+        """The rank without the others: for products of what it has of all tokens."""
+        return replace(self, group=None)
 
     def columns(self, x_tbh: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """Products of all ranks' tokens [T, B, H], of which one's own are given [t, B, H], with matrices cut in rows of

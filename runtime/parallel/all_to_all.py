@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
+from runtime.model.block_attention import exact
 from runtime.model.functions import applied
-from runtime.parallel.block_attention import exact
 
 
 class AllToAll:

@@ -1,9 +1,8 @@
 """Hidden states and their gradients between the stages of a pipeline, from rank to rank, in 8 bits where wanted."""
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock, Timer
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from runtime.mapping.layout import MessageRoute, PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action
 from runtime.mapping.parts import Range
 from runtime.network import Outbox, ProcessGroups
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.quantization import dequantize, quantize
 
 
@@ -37,7 +37,7 @@ class _Coming:
 
 class StageMessages:
     """What one rank sends and receives, action by action. `hidden` is the width of a hidden state, `precision` one of
-    `hexiopt/numbers/messages.py`; with `latency_s`, messages leave that much later, by the rank to which they go."""
+    `hexiopt/numbers/messages.py`."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class StageMessages:
         hidden: int,
         like: Tensor,
         groups: ProcessGroups,
-        latency_s: Sequence[float] | None = None,
         precision: str = TRAINING,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         own_tokens = executor.tokens(seq_len)[executor.ranks.index(rank)]
         num_tokens = sum(end - first for first, end in own_tokens)
@@ -57,10 +57,7 @@ class StageMessages:
         self.like = like
         self._is_quantized = precision != TRAINING
         self._groups, self._outbox = groups, Outbox()
-        self._latency_s = latency_s
-        self._timers: list[Timer] = []
-        self._late: dict[int, deque[Tensor]] = defaultdict(deque)  # by receiver, in order
-        self._posting = Lock()
+        self._hooks = hooks
         self._coming: dict[Action, _Coming] = {}
         self.most_bytes = 0
         """The most that messages on their way here and from here have held at once."""
@@ -87,18 +84,11 @@ class StageMessages:
         for piece in self._pieces[boundary]:
             part = whole_tbh[piece.tokens, piece.samples]
             part = quantize(part) if self._is_quantized else part.contiguous()
-            if self._latency_s is None:
-                self._outbox.put(self._groups.send(part, piece.peer), part)
-            else:
-                self._late[piece.peer].append(part)
-                self._timers.append(Timer(self._latency_s[piece.peer], self._send_late, (piece.peer,)))
-                self._timers[-1].start()
+            self._hooks.send(piece.peer, partial(self._post, part, piece.peer))
         self._count()
 
-    def _send_late(self, receiver: int) -> None:
-        with self._posting:  # the earliest one, whichever timer is the first to wake up
-            part = self._late[receiver].popleft()
-            self._outbox.put(self._groups.send(part, receiver), part)
+    def _post(self, part: Tensor, peer: int) -> None:
+        self._outbox.put(self._groups.send(part, peer), part)
 
     def expect(self, action: Action) -> None:
         """Post the receives of a layer range's input, or of the gradient of its hidden states."""
@@ -139,8 +129,7 @@ class StageMessages:
 
     def finish(self) -> None:
         """Wait until all messages are with their receivers."""
-        while self._timers:
-            self._timers.pop().join()
+        self._hooks.finish()
         self._outbox.finish()
 
 

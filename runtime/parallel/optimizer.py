@@ -4,7 +4,6 @@ Weights that are exact themselves need no masters beside them: they are stepped 
 bucket. Those of a bucket without one are laid out flat while it is stepped.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.mapping.buckets import forward_turn
-from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import Bucket
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.weight_gathers import WeightGathers
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -42,10 +41,10 @@ class Optimizer:
         buckets: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
         gathers: WeightGathers,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self._settings, self._buckets, self._gathers = settings, buckets, gathers
-        self._pace = pace
+        self._hooks = hooks
         example = next(iter(weights.values()))
         self._dtype, self._device = example.dtype, example.device
         # Those first that a forward needs first; of all ranks in one order.
@@ -110,10 +109,9 @@ class Optimizer:
         elements = sum(map(_length, self._buckets))
         self._steps += 1
         for bucket, master, moments in self._all(self._turns):
-            began = time.time()
+            began_s = self._hooks.now_s()
             self._step_bucket(bucket, master, moments, lr, divisor)
-            if self._pace is not None:
-                pace_until(began, self._pace.optimizer_s * len(master) / elements)
+            self._hooks.stepped(began_s, len(master) / elements)
             self._gathers.begin(bucket, master, self._dtype)
         return torch.cat([sums, held.view(1)])
 

@@ -1,6 +1,5 @@
 """One training step of one rank: its list of actions, walked."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,8 +20,8 @@ from runtime.mapping.layout import PipelineLayout, RankExecutor
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.parts import Range
 from runtime.model.decoder import DecoderChunk
-from runtime.pace import Pace, pace_until
 from runtime.parallel.gradient_sync import GradientSync
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages
 from runtime.parallel.unit_weights import UnitWeights
 from runtime.parallel.weight_gathers import WeightGathers
@@ -85,12 +84,12 @@ class StageRunner:
         units: UnitWeights,
         gathers: WeightGathers,
         clock: DeviceClock,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
         self.actions, self._forwards = actions, forwards
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
-        self._messages, self._sync, self._clock, self._pace = messages, sync, clock, pace
+        self._messages, self._sync, self._clock, self._hooks = messages, sync, clock, hooks
         self._units, self._gathers = units, gathers
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
         listed = [action for action in actions if isinstance(action, Action)]
@@ -172,7 +171,7 @@ class StageRunner:
         came = None if chunk.first or action.part else self._messages.receive(action.input)
         began, units = self._clock.mark(), units_of(action, self._executor)
         self._units.begin(units)
-        began_s = time.time()
+        began_s = self._hooks.now_s()
         if not action.part:
             self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
         running = self._running[at]
@@ -218,18 +217,8 @@ class StageRunner:
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
     def _after_gathers(self, action: Action, unit: int, part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        pace = self._pace
-        if pace is None or not pace.first_parts:
-            return self._gathers.after((action.stage, unit), part)
-        seconds = pace.first_parts[action.stage // len(self._line.stages)][unit]
-
-        def paced(x: Tensor) -> Tensor:
-            began_s = time.time()
-            made = part(x)
-            pace_until(began_s, seconds)
-            return made
-
-        return self._gathers.after((action.stage, unit), paced)
+        chunk = action.stage // len(self._line.stages)
+        return self._gathers.after((action.stage, unit), self._hooks.first_part(chunk, unit, part))
 
     def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
@@ -247,7 +236,7 @@ class StageRunner:
         began, units = self._clock.mark(), units_of(action, self._executor)
         self._sync.begin_part(not action.part)
         self._units.begin(units)
-        began_s = time.time()
+        began_s = self._hooks.now_s()
         entered, left = held.parts.pop()
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
@@ -262,7 +251,7 @@ class StageRunner:
     def _weights(self, action: Action) -> None:
         """Gradients of the weights of a layer that a backward has put off."""
         assert action.part is not None
-        began, began_s = self._clock.mark(), time.time()
+        began, began_s = self._clock.mark(), self._hooks.now_s()
         self._chunks[action.stage].add_late_gradients(action.micro_batch, action.part)
         self._sync.collect()
         self._ended(action, began, began_s)
@@ -270,11 +259,7 @@ class StageRunner:
     def _ended(self, action: Action, began: Any, began_s: float) -> None:
         """Note when an operation was computed: a forward or backward with all its parts together."""
         kind, chunk = _KIND_OF[action.kind], action.stage // len(self._line.stages)
-        if self._pace is not None:
-            seconds = self._pace.operation_s(kind, chunk, action.part)
-            if kind is OperationKind.WEIGHTS:
-                seconds /= self._num_late[action.stage]
-            pace_until(began_s, seconds)
+        self._hooks.computed(began_s, kind, chunk, action.part, self._num_late.get(action.stage, 1))
         if action.part and kind is not OperationKind.WEIGHTS:
             _, began, _ = self._marks.pop()
         self._marks.append((Operation(kind, chunk, action.micro_batch), began, self._clock.mark()))

@@ -18,40 +18,66 @@ from torch import Tensor
 
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
-from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.kinds import Attention
 from runtime.model.attention import met
+from runtime.model.block_attention import (
+    PLAIN,
+    Block,
+    Scores,
+    attend,
+    attend_backward,
+    blocks,
+    exact,
+    merge,
+    sink_gradient,
+)
 from runtime.model.functions import applied
 from runtime.network import ProcessGroups
 from runtime.parallel.all_to_all import AllToAll
-from runtime.parallel.block_attention import Block, attend, attend_backward, blocks, exact, merge
 
 
 class SequenceAttention:
     """Attention of a rank that has its own tokens of all heads before and after; groups of `layout` name ranks."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceParallel, rank: int, groups: ProcessGroups, device: torch.device
+        self,
+        layout: SequenceParallel,
+        rank: int,
+        groups: ProcessGroups,
+        device: torch.device,
+        part: Attention,
+        scores: Scores = PLAIN,
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
         own, tokens = layout.groups[g], token_ranges(layout)[g]
         order = sorted(range(len(own.devices)), key=lambda place: own.devices[place])
         heads = [head_ranges(own.heads)[place] for place in order]
-        kv_heads = [kv_range(each, model.num_heads, model.num_kv_heads) for each in heads]
+        kv_heads = [kv_range(each, part.heads, part.kv_heads) for each in heads]
         ranks = tuple(own.devices[place] for place in order)
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
-        self._ring = RankSubRing(model, layout, g, own.devices.index(rank), groups.of(everyone))
+        self._ring = RankSubRing(part, scores, layout, g, own.devices.index(rank), groups.of(everyone))
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """A ring knows no parts of sequences: `untrainable` says so before a run."""
         raise NotImplementedError
 
-    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, documents: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        q_tbnd: Tensor,
+        k_tbnd: Tensor,
+        v_tbnd: Tensor,
+        sinks: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Own tokens of all heads, from those of queries, keys and values."""
         assert documents is None
+        if sinks is not None:
+            sinks = sinks[self._ring.heads]
         by_tensor = [self._heads, self._kv_heads, self._kv_heads]
-        found = applied(_RingAttention, self._ring, *self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd))
+        of_heads = self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd)
+        found = applied(_RingAttention, self._ring, sinks, *of_heads)
         return self._all_to_all.to_tokens(self._heads, found).flatten(2)
 
     def tensors(self) -> list[Tensor]:
@@ -74,20 +100,27 @@ class RankSubRing:
     """The sub-rings of the rank at `place` in group `g` of a layout, all of whose ranks are in `group`."""
 
     def __init__(
-        self, model: ModelSpec, layout: SequenceParallel, g: int, place: int, group: dist.ProcessGroup | None
+        self,
+        part: Attention,
+        scores: Scores,
+        layout: SequenceParallel,
+        g: int,
+        place: int,
+        group: dist.ProcessGroup | None,
     ) -> None:
         self.count, self._g, self._group = len(layout.groups), g, group
         runs = group_ranges(layout)
         self._lengths = [sum(end - first for first, end in own) for own in runs]
-        self._blocks = [blocks(runs[g], other, model.attention_window) for other in runs]
+        self._blocks = [blocks(runs[g], other, part.window, scores) for other in runs]
         heads = head_ranges(layout.groups[g].heads)[place]
-        kv_heads = kv_range(heads, model.num_heads, model.num_kv_heads)
+        self.heads = slice(*heads)
+        kv_heads = kv_range(heads, part.heads, part.kv_heads)
         self.own: list[_SubRing] = []
-        for ring in sub_rings(layout, model.num_heads, model.num_kv_heads):
+        for ring in sub_rings(layout, part.heads, part.kv_heads):
             if ring.places[g] == place:
                 at = [(g + step) % self.count for step in (1, -1)]
                 after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
-                meets = met(model, ring.heads, ring.kv_heads)
+                meets = met(part, ring.heads, ring.kv_heads)
                 self.own.append(
                     _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
                 )
@@ -133,14 +166,16 @@ def _from(part: Range, whole: Range) -> slice:
 
 
 class _RingAttention(torch.autograd.Function):
-    """[T, B, n, D] of queries [T, B, n, D], keys and values [T, B, m, D]."""
+    """[T, B, n, D] of queries [T, B, n, D], keys and values [T, B, m, D]. Sinks [n] stand before the first block."""
 
     @staticmethod
-    def forward(ctx: Any, ring: RankSubRing, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, ring: RankSubRing, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = q.permute(1, 2, 0, 3)
         # As the queries lie in memory: the projection that follows saves the same storage, not a copy.
         out = torch.zeros_like(q, dtype=exact(q.dtype)).permute(1, 2, 0, 3)
         lse = out.new_full(queries.shape[:-1], -torch.inf)
+        if sinks is not None:
+            lse[:] = sinks[:, None]
         held: Sequence[Tensor] = _by_ring(ring, k, v)
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
@@ -154,12 +189,12 @@ class _RingAttention(torch.autograd.Function):
                 held = passing.end()
         out = out.to(q.dtype)
         ctx.ring = ring
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
         return out.permute(2, 0, 1, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, sinks = ctx.saved_tensors
         ring: RankSubRing = ctx.ring
         queries, grad = q.permute(1, 2, 0, 3), grads[0].permute(1, 2, 0, 3).contiguous()
         of_queries = torch.zeros_like(out, dtype=exact(q.dtype))
@@ -191,7 +226,8 @@ class _RingAttention(torch.autograd.Function):
         for own, (one, other) in zip(ring.own, home, strict=True):
             of_k[:, own.kv_heads] += one
             of_v[:, own.kv_heads] += other
-        return None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_queries, of_k, of_v))
+        of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
+        return None, of_sinks, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_queries, of_k, of_v))
 
 
 def _by_ring(ring: RankSubRing, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -29,7 +29,8 @@ from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.parts import ParameterPart, whole_parts
+from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.slices import KINDS, Slices, State, state_dict, stored_name
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.problem.model import ARCHITECTURES, LLAMA_FAMILY, ModelSpec
+from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, whole_parts
+from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
+from runtime.mapping.parts import ParameterPart
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
+from runtime.state.weight_names import CLASSES, stored_name
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -27,7 +29,6 @@ SUFFIX = ".safetensors"
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
-_CLASSES = {name: f"{name.capitalize()}ForCausalLM" for name in LLAMA_FAMILY}
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
 
@@ -56,9 +57,8 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
-        assert model.gated_mlp, "an architecture that is trained"
-        self._stored = _stored(path)
-        needed = {part.name: part.shape for part in whole_parts(model)}
+        self._stored, self._model = _stored(path), model
+        needed = {stored_name(part.name, model): part.shape for part in whole_parts(model)}
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -88,8 +88,9 @@ class HuggingFaceWeights:
         Raises InputError where the file cannot be read any more.
         """
         cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
-        with _opened(self._stored[part.name].file) as file:
-            found: Tensor = file.get_slice(part.name)[cut]
+        name = stored_name(part.name, self._model)
+        with _opened(self._stored[name].file) as file:
+            found: Tensor = file.get_slice(name)[cut]
         return found
 
     def _check_tied(self) -> None:
@@ -178,7 +179,9 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    grouped = _grouped(whole_parts(model), dtype.itemsize, shard_bytes)
+    parts = [replace(part, name=stored_name(part.name, model)) for part in whole_parts(model)]
+    grouped = _grouped(parts, dtype.itemsize, shard_bytes)
+    tensors = ((stored_name(name, model), tensor) for name, tensor in tensors)
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
@@ -241,21 +244,21 @@ def _write_header(path: Path, parts: list[ParameterPart], dtype: torch.dtype) ->
 
 def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
     """The `config.json` of a model, in keys that transformers before and since version 5 reads."""
-    assert model.rope_type == "default", "a model that is trained"
-    values = {key: getattr(model, name) for name, key in ARCHITECTURES[model.architecture].keys.items()}
-    values["rms_norm_eps"] = float(model.norm_eps)  # a whole number is refused
-    if model.architecture in ("qwen2", "qwen3"):
-        values |= {"use_sliding_window": model.attention_window is not None, "max_window_layers": 0}
+    kind = execution_of(model).type
+    if model.architecture == DECODER:
+        values = json.loads(model.config)
+    else:
+        values = {key: value for key, value in model.to_dict().items() if key != "name"}
     return {
-        "architectures": [_CLASSES[model.architecture]],
-        "model_type": model.architecture,
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
         "_name_or_path": model.name,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **values,
         # Which tokens they are is not known here, and the defaults of transformers are those of other vocabularies.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
+        **{key: value for key, value in values.items() if key != "architectures"},
     }
 
 

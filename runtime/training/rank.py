@@ -18,12 +18,11 @@ from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import gpu_peak_bytes, steps_ahead, taken_device
+from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
 from runtime.mapping.layout import untrainable
-from runtime.mapping.times import StepTimes
 from runtime.network import join_world
-from runtime.pace import INTERFACE, Pace, enter, read_pace
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
 from runtime.state.saving import CheckpointWriter
 from runtime.state.weights import DTYPES, HuggingFaceWeights
@@ -45,6 +44,7 @@ def run_rank(
     store: Store,
     tell: Callable[[Event], None],
     asked_to_stop: Callable[[], bool] | None = None,
+    hooks: Hooks = NO_HOOKS,
 ) -> bool:
     """Train. `tell` receives every step, and the reason if training ends before its last step, unless it was asked to
     stop; returns whether it did not.
@@ -53,17 +53,14 @@ def run_rank(
     any rank says so, all write a checkpoint after the same step and end.
     """
     try:
-        pace = None if run.paces is None else read_pace(run.paces, rank)
-        interface = None
-        if pace is not None and pace.namespace is not None:
-            enter(pace.namespace)  # connections that are there stay in the one that they were made in
-            interface = INTERFACE
+        interface = hooks.join()
         world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
         device = taken_device(run.device, gpu, world_size)
+        take_attention(run.settings.attention, device)
         store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
         join_world(device, rank, world_size, timeout_s, store=store, interface=interface)
-        _train(run, plan_file, rank, device, pace, tell, asked_to_stop or (lambda: False))
+        _train(run, plan_file, rank, device, hooks, tell, asked_to_stop or (lambda: False))
         tell({"event": "done"})
         dist.destroy_process_group()
         return True
@@ -142,7 +139,7 @@ def _train(
     plan_file: PlanFile,
     rank: int,
     device: torch.device,
-    pace: Pace | None,
+    hooks: Hooks,
     tell: Callable[[Event], None],
     asked_to_stop: Callable[[], bool],
 ) -> None:
@@ -160,9 +157,9 @@ def _train(
         settings=settings.adam,
         initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
         timeout_s=settings.timeout_s,
-        pace=pace,
+        hooks=hooks,
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
-        times=StepTimes.priced(problem, plan_file.plan) if rank == 0 and pace is None else None,
+        times=hooks.times(problem, plan_file.plan) if rank == 0 else None,
     )
     batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
     _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)

@@ -23,7 +23,8 @@ class Settings:
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
     or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
-    on GPUs. A process is lost when it gives no sign of life for `silence_s`, or for as long as five steps usually take.
+    on GPUs; `attention` names its kernels, as `take_attention` has them. A process is lost when it gives no sign of
+    life for `silence_s`, or for as long as five steps usually take.
     Where there is a `separator`, the token with which documents end, attention keeps to documents.
 
     The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
@@ -43,6 +44,7 @@ class Settings:
     keep_checkpoints: int = 2
     timeout_s: float = 60.0
     compile_layers: bool | None = None
+    attention: str = "auto"
     silence_s: float = 15.0
     separator: int | None = None
     validation_share: float = 0.0
@@ -76,7 +78,7 @@ class Settings:
 class TrainingRun:
     """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
     tokens, the folder of checkpoints; the tokens of a text for validation, if it has its own; the checkpoint to go on
-    from, or Hugging Face weights to start with, if any; the paces of ranks, where a cluster is emulated. `float64`
+    from, or Hugging Face weights to start with, if any. `float64`
     trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     run: str
@@ -87,7 +89,6 @@ class TrainingRun:
     validation: Path | None = None
     resume: Path | None = None
     weights: Path | None = None
-    paces: Path | None = None
     float64: bool = False
     device: str = "cpu"
 
@@ -125,7 +126,7 @@ class TrainingRun:
         settings = dict(section.raw("settings"))
         adam = AdamW(**settings.pop("adam"))
         given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
-        optional = ("validation", "resume", "weights", "paces")
+        optional = ("validation", "resume", "weights")
         given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
         paths = {key: Path(text) for key, text in given.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from math import isfinite, nan, prod, sqrt
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from hexiopt.numbers.messages import BLOCK, TRAINING
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.kinds import Attention
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
@@ -21,14 +22,16 @@ from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
-from runtime.memory import States, Used, used
-from runtime.model.attention import AttentionCall, WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, compiled_layer_run, layer_run
+from runtime.model.attention import AttentionCall
+from runtime.model.block_attention import Scores
+from runtime.model.decoder import DecoderChunk
+from runtime.model.layer import compiled_layer_run, layer_run
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
-from runtime.pace import Pace
 from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
+from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages, like
 from runtime.parallel.optimizer import AdamW, Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
@@ -44,9 +47,9 @@ class Trainee:
     """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
 
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. A `pace` slows the rank down. The loss has the logits of
-    `loss_chunk_tokens` at once (None: of all). Messages between stages have `message_precision`, sums of gradients
-    `gradient_precision` (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
+    over all holders where no cluster is given. The loss has the logits of `loss_chunk_tokens` at once (None: of all).
+    Messages between stages have `message_precision`, sums of gradients `gradient_precision`
+    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Trainee:
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
         cluster: Cluster | None = None,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         loss_chunk_tokens: int | None = None,
         message_precision: str = TRAINING,
@@ -85,33 +88,32 @@ class Trainee:
         self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
         self.weights = first_weights(self.buckets, parts, initial, dtype, device)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
-        attention: AttentionCall
+        attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
                 tp = RankTpGroup(
                     at, tokens, groups.of(executor.ranks), LateProducts() if plan.schedule.splits else None
                 )
-                attention = WholeAttention(model, shard, seq_len, dtype, device)
             case layout:
                 tp = RankTpGroup(0, reads)
-                attention = SequenceAttention(model, layout, rank, groups, device)
-        rope = Rope(model, reads, dtype, device)
-        self._tables = rope.tensors() + attention.tensors()
+                attend = partial(SequenceAttention, layout, rank, groups, device)
+        calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
+        tables = {id(table): table for call in calls.values() for table in call.tensors()}
+        self.tables = list(tables.values())
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off; and under ZeRO-3 what parameters hold comes and goes.
         is_graph = is_compiled and not executor.parts_tokens and plan.sharding.stage < 3 and not plan.schedule.splits
         run = compiled_layer_run(tp) if is_graph else layer_run
         chunks = [
-            DecoderChunk(model, chunk, shard, tp, rope, attention, self.weights, loss_chunk_tokens, run)
+            DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self._sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
+        self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
         of_units = unit_buckets(executor, rank, shared, model)
-        self._units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
+        self.units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
         self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
-        latency_s = None if pace is None else pace.latency_s
-        self._messages = messages = StageMessages(
+        self.messages = messages = StageMessages(
             line,
             executor,
             rank,
@@ -119,21 +121,20 @@ class Trainee:
             model.hidden_size,
             like(dtype, device),
             groups,
-            latency_s,
             message_precision,
+            hooks,
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = expected.replaced(_row_of_rank_0(expected.numbers() if pace is None else pace.expected, device))
+        agreed = expected.replaced(_row_of_rank_0(expected.numbers(), device))
         if plan.schedule.splits:
-            turns = expected.turns(self.layout) if pace is None else pace.turns
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(turns, device))
+            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, pace
+            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, hooks
         )
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, pace)
+        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, hooks)
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
@@ -148,7 +149,7 @@ class Trainee:
         settings: AdamW,
         initial: Callable[[ParameterPart], Tensor],
         timeout_s: float,
-        pace: Pace | None = None,
+        hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         is_compiled: bool = False,
     ) -> "Trainee":
@@ -166,7 +167,7 @@ class Trainee:
             initial=initial,
             timeout_s=timeout_s,
             cluster=problem.cluster,
-            pace=pace,
+            hooks=hooks,
             times=times,
             loss_chunk_tokens=workload.loss_chunk_tokens,
             message_precision=workload.message_precision,
@@ -220,30 +221,6 @@ class Trainee:
         dist.all_gather_single(flags, own)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
-
-    def states(self) -> States:
-        """What lasts of the rank's memory."""
-        return States(
-            weights=(
-                *self.weights.values(),
-                *(bucket.weight for bucket in self.buckets if bucket.weight is not None),
-            ),
-            gradients=tuple(bucket.gradient for bucket in self.buckets),
-            masters=tuple(master for master in self.optimizer.masters if master is not None),
-            moments=tuple(moment for own in self.optimizer.moments for moment in own.values()),
-            tables=tuple(self._tables),
-        )
-
-    def used(self, sequences: Sequences) -> Used:
-        """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no
-        more: the optimiser steps bucket by bucket, when nothing is saved any longer."""
-        found = used(self.states(), self._device, lambda: self.gradients(sequences), lambda: self._messages.most_bytes)
-        parts = replace(
-            found.parts,
-            weights=found.parts.weights + self._units.most_bytes,
-            gradients=found.parts.gradients + self._sync.most_bytes,
-        )
-        return replace(found, parts=parts)
 
 
 class StepOutcome:
@@ -299,8 +276,11 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
     than there.
     """
+    if part.initial == "log_of_number":
+        return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
     if not part.decays:
-        return torch.full(part.local_shape, 0.0 if part.name.endswith(".bias") else 1.0, device=device)
+        usual = 0.0 if part.name.endswith(".bias") else 1.0
+        return torch.full(part.local_shape, usual if part.initial is None else part.initial, device=device)
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
     found = torch.empty(part.local_shape, device=device)

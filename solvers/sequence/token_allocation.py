@@ -71,7 +71,7 @@ class RateTable:
             4 * spec.head_dim,
             workload.element_bytes,
             Blocks(pairs, 2 * pairs, 1.0),
-            framework,
+            framework.block_attention_speed,
         )
         attention_s = forward_s * (2.0 if policy != "none" else 1.0) + backward_s
         return (dense_s[1] - dense_s[0]) / _MANY, attention_s / pairs

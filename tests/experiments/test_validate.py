@@ -528,7 +528,7 @@ def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
 
 def test_our_own_steps_on_an_h100_are_predicted_and_small_models_not_too_slow() -> None:
     own = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("own_h100_runs.csv"))]
-    assert {one.framework for one in own} == {"hexiopt"}
+    assert {one.framework for one in own} == {"hexiopt_flash"}
     errors = [predicted(one).step_time_s / one.row.value - 1 for one in own]
     assert np.mean(np.abs(errors)) < 0.03
     small = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("small_model_runs.csv"))]

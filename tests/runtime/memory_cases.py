@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from experiments.lab.memory import Used, used_by
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TensorParallel
@@ -16,7 +17,6 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.times import StepTimes
-from runtime.memory import Used
 from runtime.parallel.optimizer import AdamW
 from runtime.state.weights import DTYPES
 from runtime.training.trainee import Trainee, drawn
@@ -77,7 +77,7 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
             return torch.randint(model.vocab_size, (end - first, workload.seq_len + 1), generator=generator)
 
         executor = trainee.layout.executor_of[rank]
-        return (executor.pipeline, executor.stage), trainee.used(sequences)
+        return (executor.pipeline, executor.stage), used_by(trainee, sequences)
 
     return run_ranks(len(plan.devices()), work)
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import socket
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -25,6 +26,14 @@ from tests.solvers.problems import cluster
 TIMEOUT_S = 60.0
 # Of the plans' devices, which may make up TP groups across machines here: sharding groups are all that it says.
 CLUSTER = cluster(("a", "fast", 3), ("b", "slow", 2), ("c", "fast", 7))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:

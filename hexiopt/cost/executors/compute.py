@@ -157,15 +157,15 @@ def dense_times(
 
 
 def attention_times(
-    clock: OperatorTimes, fused: bool, pair_flops: int, width: int, pairs: Blocks[Amount], framework: Framework
+    clock: OperatorTimes, fused: bool, pair_flops: int, width: int, pairs: Blocks[Amount], speed: float
 ) -> tuple[Amount, Amount]:
     """Forward and backward seconds of attention over blocks of queries and keys; 0 where there is no block.
 
-    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves;
-    others materialise the scores of whole blocks, `width` bytes each.
+    softmax(QK')V is two products, of `pair_flops` FLOPs a pair. Fused kernels compute only what the causal mask leaves,
+    at `speed` times that of FlashAttention-2; others materialise the scores of whole blocks, `width` bytes each.
     """
     if fused:
-        flops = float(pair_flops) * pairs.causal / framework.attention_speed
+        flops = float(pair_flops) * pairs.causal / speed
         return (
             clock.attention_s(flops, pairs.kernels),
             clock.attention_s(flops * c.FUSED_ATTENTION_BACKWARD_PASSES, pairs.kernels),
@@ -213,7 +213,7 @@ def layer_compute(
             computed = min(computed, tokens * shard.heads * pairs)
         blocks = Blocks(computed, squares, 1.0)
         attention_s = attention_times(
-            clock, gpu.flash_attention, attention.pair_flops, workload.element_bytes, blocks, framework
+            clock, gpu.flash_attention, attention.pair_flops, workload.element_bytes, blocks, framework.attention_speed
         )
         mixing_s = list(attention_s)
     if layer.kind.recurrent is not None:

@@ -132,7 +132,8 @@ class QuantaGrid:
         whole = not gpu.flash_attention
         blocks = Blocks(_MANY, _MANY, 0.0)
         fused = gpu.flash_attention
-        seconds = attention_times(clock, fused, 4 * model.head_dim, width, blocks, self.framework)
+        speed = self.framework.block_attention_speed
+        seconds = attention_times(clock, fused, 4 * model.head_dim, width, blocks, speed)
         slope = seconds[backward] / _MANY
         if not whole:
             return ((KernelSeconds(slope * pairs, clock.attention_s(0.0)), False),)

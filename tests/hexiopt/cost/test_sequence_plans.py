@@ -15,7 +15,7 @@ from hexiopt.cost.lockstep import backward_s, forward_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict, prediction_to_dict
-from hexiopt.numbers.frameworks import default_framework
+from hexiopt.numbers.frameworks import default_framework, frameworks
 from hexiopt.plan.check import check
 from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import Replica, SequenceGroup, SequenceParallel, TensorParallel, TokenLayout
@@ -267,5 +267,5 @@ def test_the_bound_is_reached_where_only_flops_take_time() -> None:
     problem = Problem(pure(), model, Workload(global_batch=4, seq_len=4096), Space(sequence=True))
     groups = tuple(SequenceGroup((2 * g, 2 * g + 1), (1024, 1024), (4, 4)) for g in range(2))
     plan = Plan((Pipeline((staged(SequenceParallel(groups, "zigzag"), 0, 3),), 4),))
-    priced = PlanPricer(problem)
+    priced = PlanPricer(problem, frameworks()["hexiopt_flash"])  # one speed of attention, whole or in blocks
     assert lower_bound_s(priced) == pytest.approx(priced.price(plan).step_time_s, rel=1e-6)

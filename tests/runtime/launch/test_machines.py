@@ -22,10 +22,10 @@ from runtime.events import Event
 from runtime.launch.agent import LOST, REFUSED
 from runtime.launch.head import AfterFaults, trained
 from runtime.launch.meeting import MeetingClient, MeetingPlace, TrainingFailedError
-from runtime.launch.processes import free_port
 from tests.conftest import STRESS
 from tests.runtime.launch import test_faults
 from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written
+from tests.runtime.ranks import free_port
 
 __all__ = ["undisturbed"]
 _ENDS_S = 60.0

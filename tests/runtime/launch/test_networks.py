@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.emulate.fabric import unsupported
+from experiments.lab.emulate.fabric import unsupported
 from runtime.launch.agent import LOST
 from runtime.launch.launch_file import launch_script
-from runtime.launch.processes import free_port
 from tests.runtime.launch.test_faults import a_run, problem, undisturbed
+from tests.runtime.ranks import free_port
 
 __all__ = ["undisturbed"]
 _ENDS_S = 300.0

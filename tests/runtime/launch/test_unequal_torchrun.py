@@ -12,9 +12,9 @@ import pytest
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, trained
-from runtime.launch.processes import free_port
 from runtime.training.settings import TrainingRun
 from tests.runtime.launch.test_faults import a_run, written
+from tests.runtime.ranks import free_port
 
 _ENDS_S = 300.0
 

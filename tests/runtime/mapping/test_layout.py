@@ -188,10 +188,10 @@ def test_a_stage_does_everything_once_and_in_order(schedule: Schedule) -> None:
 def test_heads_are_cut_whole() -> None:
     model = replace(random_model(random.Random(0), 2), num_kv_heads=2)
     even, odd = shards(model, 4), shards(model, 3, (1, 4, 1))
-    assert [shard.heads for shard in even] == [(0, 2), (2, 4), (4, 5), (5, 6)]
-    assert [shard.kv_heads for shard in even] == [(0, 1), (0, 2), (1, 2), (1, 2)]
-    assert [shard.heads for shard in odd] == [(0, 1), (1, 5), (5, 6)]
-    assert [shard.kv_heads for shard in odd] == [(0, 1), (0, 2), (1, 2)]
+    assert [shard.share(6) for shard in even] == [(0, 2), (2, 4), (4, 5), (5, 6)]
+    assert [shard.groups(6, 2) for shard in even] == [(0, 1), (0, 2), (1, 2), (1, 2)]
+    assert [shard.share(6) for shard in odd] == [(0, 1), (1, 5), (5, 6)]
+    assert [shard.groups(6, 2) for shard in odd] == [(0, 1), (0, 2), (1, 2)]
     assert split(7, 3) == [(0, 3), (3, 5), (5, 7)]
     with pytest.raises(InputError, match=r"heads: \[5, 2\] over 2 devices"):
         shards(model, 2, (5, 2))
@@ -208,10 +208,11 @@ TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
             {},
             {"architecture": "decoder", "form": LLAMA},
             {},
-            "decoder cannot be trained, only planned; take one of llama",
+            "its fields alone cannot be trained, only planned; take the config.json of one of llama",
         ),
-        ({}, {"activation": "gelu"}, {}, "activation gelu cannot be trained"),
-        ({}, {"rope_type": "yarn"}, {}, "rope_type yarn cannot be trained"),
+        ({}, {"activation": "xielu"}, {}, "activation xielu cannot be trained"),
+        ({}, {"rope_type": "yarn"}, {}, "rope_type yarn: its parameters are not stated"),
+        ({}, {"config": '{"rope_scaling": {"rope_type": "dynamic"}}'}, {}, "take one of default, linear"),
         ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
         ({}, {}, {"training": "lora"}, "workload.training: lora cannot be trained yet, only planned; take full"),
         ({}, {}, {"optimizer": "muon"}, "workload.optimizer: muon cannot be trained yet, only planned; take adamw"),

@@ -11,14 +11,22 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from hexiopt.problem.kinds import Attention
 from runtime import device as devices
-from runtime.mapping.parts import RankShard, shards
+from runtime.mapping.parts import RankShard
 from runtime.model import attention
 from runtime.model.attention import WholeAttention
-from tests.runtime.memory_cases import LLAMA
 
 CPU = torch.device("cpu")
+PART = Attention(heads=4, kv_heads=2, qk_dim=32, v_dim=32)
+LIKE = torch.empty(0, dtype=torch.float64)
 TOKENS, SAMPLES = 7, 3
+
+
+def give_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the device had it."""
+    for module in (attention, devices):
+        monkeypatch.setattr(module, "has_flash_attention", lambda *arguments: True)
 
 
 def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any) -> Tensor:
@@ -41,9 +49,9 @@ def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any)
 
 def drawn(shard: RankShard) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    q, kv = (end - first for first, end in (shard.heads, shard.kv_heads))
+    q, kv = (end - first for first, end in (shard.share(PART.heads), shard.groups(PART.heads, PART.kv_heads)))
     return [
-        torch.randn(TOKENS, SAMPLES, n, LLAMA.head_dim, dtype=torch.float64, generator=generator).requires_grad_()
+        torch.randn(TOKENS, SAMPLES, n, PART.qk_dim, dtype=torch.float64, generator=generator).requires_grad_()
         for n in (q, kv, kv)
     ]
 
@@ -53,13 +61,12 @@ def drawn(shard: RankShard) -> list[Tensor]:
 def test_windows_of_any_length_are_those_of_a_mask(
     window: int, heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = replace(LLAMA, architecture="mistral", attention_window=window)
-    shard = shards(model, len(heads or (0,)), heads)[0]
-    masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
+    part, shard = replace(PART, window=window), RankShard(0, len(heads or (0,)), heads or ())
+    masked = WholeAttention(part, shard, TOKENS, LIKE)
     assert len(masked.tensors()) == 1
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
-    flash = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
+    flash = WholeAttention(part, shard, TOKENS, LIKE)
     assert flash.tensors() == []
     inputs = drawn(shard)
     found, expected = (one(*inputs) for one in (flash, masked))
@@ -75,33 +82,31 @@ def test_documents_of_any_length_are_those_of_a_mask(
     window: int | None, heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a document sees nothing of another one."""
-    architecture = "llama" if window is None else "mistral"
-    model = replace(LLAMA, architecture=architecture, attention_window=window)
-    shard = shards(model, len(heads or (0,)), heads)[0]
+    part, shard = replace(PART, window=window), RankShard(0, len(heads or (0,)), heads or ())
     borders = torch.tensor([0, 2, 3, 7, 14, 15, 21], dtype=torch.int32)
-    masked = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
+    masked = WholeAttention(part, shard, TOKENS, LIKE)
+    give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
-    flash = WholeAttention(model, shard, TOKENS, torch.float64, CPU)
+    flash = WholeAttention(part, shard, TOKENS, LIKE)
     inputs = drawn(shard)
-    found, expected = (one(*inputs, one.documents(borders, SAMPLES)) for one in (flash, masked))
+    found, expected = (one(*inputs, documents=one.documents(borders, SAMPLES)) for one in (flash, masked))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
     for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
-    (of_values,) = torch.autograd.grad(masked(*inputs, masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2])
+    (of_values,) = torch.autograd.grad(
+        masked(*inputs, documents=masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2]
+    )
     assert of_values[:3].count_nonzero() == of_values[5:].count_nonzero() == of_values[:, 1:].count_nonzero() == 0
 
 
 def test_nothing_slower_runs_in_the_place_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a device is said to have it, what its kernels cannot do is an error of torch."""
-    monkeypatch.setattr(attention, "has_flash_attention", lambda *arguments: True)
-    one = WholeAttention(
-        replace(LLAMA, num_kv_heads=4), shards(replace(LLAMA, num_kv_heads=4), 1)[0], 7, torch.float64, CPU
-    )
+    give_flash_attention(monkeypatch)
+    one = WholeAttention(replace(PART, kv_heads=4), RankShard(), 7, LIKE)
     with torch.no_grad():
-        q = drawn(shards(LLAMA, 1)[0])[0]
-        assert one(q, q, q).shape == (TOKENS, SAMPLES, LLAMA.q_size)
+        q = drawn(RankShard())[0]
+        assert one(q, q, q).shape == (TOKENS, SAMPLES, PART.heads * PART.v_dim)
         with warnings.catch_warnings(action="ignore"), pytest.raises(RuntimeError, match="No available kernel"):
             one(q.to(torch.int32), q.to(torch.int32), q.to(torch.int32))
 

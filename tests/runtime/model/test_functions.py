@@ -1,13 +1,14 @@
 """Backwards of their own are those of autograd, and of differences; and they keep no more than they say."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.model.functions import gated_silu, recomputed, rms_norm, rotated
+from runtime.model.functions import ACTIVATIONS, activated, gated, recomputed, rms_norm, rotated
 from runtime.model.tensor_parallel import RankTpGroup
 
 UNSHARDED = RankTpGroup(0, ((0, 3),))
@@ -35,7 +36,20 @@ def plain_rotation(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> Tensor:
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
-    "gated MLP": (gated_silu, lambda gate, up: functional.silu(gate) * up, (drawn(3, 2, 5), drawn(3, 2, 5))),
+    **{
+        f"gated by {name}": (
+            partial(gated, name),
+            partial(lambda act, gate, up: act(gate) * up, act),
+            (drawn(3, 2, 5), drawn(3, 2, 5)),
+        )
+        for name, (act, _) in ACTIVATIONS.items()
+    },
+    **{name: (partial(activated, name), act, (drawn(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
+    "norm of one plus weights": (
+        lambda x, w: rms_norm(x, w, 0.1, is_unit=True),
+        lambda x, w: plain_norm(x, 1 + w),
+        (drawn(3, 2, 5), drawn(5)),
+    ),
     "rotation": (
         lambda q, k: torch.cat(rotated(*TABLES, q, k), dim=2),
         lambda q, k: plain_rotation(*TABLES, q, k),
@@ -108,7 +122,7 @@ def saved_elements(run: Callable[[], Tensor]) -> int:
 def test_what_is_kept() -> None:
     x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
-    assert saved_elements(lambda: gated_silu(x, up)) == 60
+    assert saved_elements(lambda: gated("silu", x, up)) == 60
     assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
     q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
     assert saved_elements(lambda: rotated(*TABLES, q, k)[0]) == 18 + 18

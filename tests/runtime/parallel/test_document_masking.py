@@ -19,10 +19,11 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.data.batches import Batches
 from runtime.mapping.layout import Chunk, untrainable
-from runtime.mapping.parts import shards, whole_parts
+from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.parts import RankShard
 from runtime.model import attention
-from runtime.model.attention import WholeAttention
-from runtime.model.decoder import DecoderChunk, Rope, empty_weights
+from runtime.model.decoder import DecoderChunk, empty_weights
+from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.training.trainee import drawn
 from tests.runtime.parallel.test_compiled import MODEL, ONE, TWO_STAGES
@@ -49,11 +50,11 @@ def corpus(folder: Path, model: ModelSpec, batch: int) -> Batches:
 
 def alone(model: ModelSpec, weights: dict[str, Any], tokens: Tensor, labels: Tensor, place: int) -> Tensor:
     """The sum of cross entropies of one document, by a decoder that is as long as it is, its first token at `place`."""
-    length, (shard,) = len(tokens), shards(model, 1)
+    length, shard = len(tokens), RankShard()
     chunk = Chunk(0, (0, model.num_layers), ("none",) * model.num_layers, first=True, last=True)
-    rope, tp = Rope(model, [(place, place + length)], torch.float64, CPU), RankTpGroup(0, ((0, length),))
-    whole = WholeAttention(model, shard, length, torch.float64, CPU)
-    decoder = DecoderChunk(model, chunk, shard, tp, rope, whole, weights)
+    tp = RankTpGroup(0, ((0, length),))
+    calls = part_calls(model, shard, tp, [(place, place + length)], torch.empty(0, dtype=torch.float64))
+    decoder = DecoderChunk(model, chunk, shard, tp, calls, weights)
     return decoder.loss(decoder.hidden(tokens[:, None]), labels[:, None])
 
 

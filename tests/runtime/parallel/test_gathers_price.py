@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from experiments.lab.emulate.stand_in import paces
 from hexiopt.cost import step
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import links_of, stage_times
@@ -21,7 +22,6 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.operation import OperationKind
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.simulation.engine import ExecutorId, SimulatedLink, Span, Step
-from runtime.emulate.stand_in import paces
 from runtime.mapping.actions import unit_buckets
 from runtime.mapping.buckets import bucket_parts, forward_turn
 from runtime.mapping.layout import layout_of

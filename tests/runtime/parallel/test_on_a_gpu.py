@@ -1,8 +1,8 @@
 """On a GPU, where there is one: the gradients of one process are those that a CPU finds in float64."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.lab.processes import run_processes
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from runtime.device import taken_device
-from runtime.launch.processes import Child, free_port
+from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.parts import ParameterPart
 from runtime.network import join_world
 from runtime.parallel.optimizer import AdamW
@@ -58,10 +59,11 @@ def rounded(part: ParameterPart) -> Tensor:
     return drawn(1, part).bfloat16().float()
 
 
-def compute(case: Case, kind: str, dtype: torch.dtype, end: Connection) -> None:
-    """Sends the loss, all gradients, and what a step finds, in float64."""
-    device = taken_device(kind, 0, 1)
-    join_world(device, 0, 1, TIMEOUT_S, address=f"127.0.0.1:{free_port()}")
+def compute(tell: Callable[[str], None], case: Case, kind: str, dtype: torch.dtype) -> Any:
+    """The loss, all gradients, and what a step finds, in float64."""
+    device, place = taken_device(kind, 0, 1), torchrun_place()
+    assert place is not None
+    join_world(device, 0, 1, TIMEOUT_S, address=place.master)
     layers = (0, case.model.num_layers)
     own = Trainee(
         Plan(
@@ -92,20 +94,16 @@ def compute(case: Case, kind: str, dtype: torch.dtype, end: Connection) -> None:
     given = (partial(samples, tokens.to(device)), borders if case.has_documents else None)
     loss = own.gradients(*given)
     gradients = np.concatenate([bucket.gradient.double().cpu().numpy() for bucket in own.buckets])
-    end.send((loss, gradients, own.begin_step(given[0], 1e-3, given[1]).read()))
+    return loss, gradients, own.begin_step(given[0], 1e-3, given[1]).read()
 
 
 def samples(tokens: Tensor, first: int, last: int) -> Tensor:
     return tokens[first:last]
 
 
-def found(case: Case, kind: str, dtype: torch.dtype) -> Any:
-    child = Child.start(kind, compute, case, kind, dtype)
-    try:
-        assert child.end.poll(TIMEOUT_S), "no answer"
-        return child.end.recv()
-    finally:
-        child.stop()
+def computed(case: Case, kind: str, dtype: torch.dtype) -> Any:
+    (answer,) = run_processes(1, kind, compute, case, kind, dtype)
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -127,8 +125,8 @@ def test_gradients_are_those_of_a_cpu(
     case: Case, dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    loss, gradients, step = found(case, "cuda", dtype)
-    of_loss, wanted, of_step = found(replace(case, is_compiled=False), "cpu", torch.float64)
+    loss, gradients, step = computed(case, "cuda", dtype)
+    of_loss, wanted, of_step = computed(replace(case, is_compiled=False), "cpu", torch.float64)
     assert np.linalg.norm(gradients - wanted) <= most * np.linalg.norm(wanted)
     assert loss == pytest.approx(of_loss, rel=most)
     assert step == pytest.approx(of_step, rel=most)

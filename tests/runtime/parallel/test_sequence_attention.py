@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from hexiopt.plan.parallelism import ORDERS, SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import Range, token_ranges
+from hexiopt.problem.kinds import Attention
 from hexiopt.problem.model import ModelSpec
+from runtime.mapping.model_parts import layer_kinds
 from runtime.model.functions import recomputed
 from runtime.network import ProcessGroups
 from runtime.parallel.ring_attention import SequenceAttention
@@ -91,13 +93,19 @@ def reference(case: Case) -> list[Tensor]:
     return [found.detach(), *torch.autograd.grad(found, (q, k, v), grad)]
 
 
+def attention_of(model: ModelSpec) -> Attention:
+    (part,) = layer_kinds(model)[0].mixers
+    assert isinstance(part, Attention)
+    return part
+
+
 def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[Tensor]:
     """What a rank has of the same."""
     sequence, model = case
     groups = sorted({tuple(sorted(group.devices)) for group in sequence.groups})
     everyone = tuple(sorted(rank for group in groups for rank in group))
     all_groups = ProcessGroups([ranks for ranks in {*groups, everyone} if len(ranks) > 1], TIMEOUT_S)
-    own = SequenceAttention(model, sequence, rank, all_groups, torch.device("cpu"))
+    own = SequenceAttention(sequence, rank, all_groups, torch.device("cpu"), attention_of(model))
     *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in drawn(case, dtype))
     q, k, v = (x.requires_grad_() for x in inputs)
     found = recomputed(own, q, k, v) if again else own(q, k, v)

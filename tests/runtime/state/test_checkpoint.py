@@ -22,12 +22,11 @@ from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.mapping.parts import whole_parts
+from runtime.mapping.model_parts import whole_parts
 from runtime.state import saving
 from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished
 from runtime.state.saving import CheckpointWriter
 from runtime.state.slices import boxes
-from runtime.state.stop import saving_times
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 
@@ -281,15 +280,3 @@ def test_a_run_of_elements_is_boxes(shape: tuple[int, ...], draw: st.DataObject)
         assert box.flatten().tolist() == list(range(first, first + prod(sizes)))
     assert sum(prod(sizes) for _, sizes, _ in found) == high - low
     assert len(found) <= max(1, 2 * len(shape) - 1)
-
-
-def test_the_time_that_saving_takes_is_measured() -> None:
-    def work(rank: int) -> Any:
-        return saving_times(2**22)
-
-    (found,) = run_ranks(1, work)
-    assert len(found) == 2
-    for times in found:
-        assert times.size_bytes > 2**22
-        assert times.stopped_s > 0
-        assert times.written_s > 0

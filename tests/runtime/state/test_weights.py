@@ -19,11 +19,12 @@ from torch import Tensor
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.parts import EMBEDDING, HEAD, ParameterPart, shards, stage_parts, whole_parts
+from runtime.mapping.model_parts import EMBEDDING, HEAD, stage_parts, whole_parts
+from runtime.mapping.parts import ParameterPart, shards
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
 from runtime.training.trainee import drawn
-from tests.runtime.model.test_decoder import decoder, sequences
+from tests.runtime.model.test_decoder import decoder, sequences, tiny
 
 LLAMA = ModelSpec(
     name="tiny",
@@ -47,6 +48,8 @@ MODELS = {
     "qwen2-window": replace(TIED, architecture="qwen2", attention_bias=True, attention_window=3),
     "qwen3": replace(LLAMA, architecture="qwen3", rope_theta=1e6),
     "qwen3-window": replace(TIED, architecture="qwen3", attention_bias=True, attention_window=3),
+    **{case: tiny(case) for case in ("llama-llama3", "qwen3-mixed", "gemma2", "gemma3_text-scaled", "olmo3", "arcee")},
+    **{case: tiny(case) for case in ("seed_oss", "granite_swa", "youtu-yarn", "deepseek_v3")},
 }
 NORM = "model.layers.1.input_layernorm.weight"
 OTHER = 1500  # bytes of a shard, less than a model has

@@ -326,7 +326,8 @@ class SequenceStage:
             group, heads, clock = self.members.group[places], self.members.heads[places], self._clock(places)
             rows_per_token, launches = float(self.size) * heads, kernels[:, group]
             blocks = Blocks(causal[:, group] * rows_per_token, whole[:, group] * rows_per_token, launches)
-            seconds: Floats = attention_times(clock, fused, 4 * model.head_dim, width, blocks, self.framework)[backward]
+            speed = self.framework.block_attention_speed
+            seconds: Floats = attention_times(clock, fused, 4 * model.head_dim, width, blocks, speed)[backward]
             if groups > 1:
                 runs, elements = np.minimum(launches, 1.0), float(self.size * model.head_dim)
                 moved = rows[:, group] * (elements * (2 * c.ACCUMULATOR_BYTES + width) * heads)

@@ -15,6 +15,7 @@ from hexiopt.cost.executors.compute import (
     layer_compute,
     optimizer_compute_s,
 )
+from hexiopt.numbers.frameworks import frameworks
 from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
 from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.workload import Workload
@@ -60,7 +61,7 @@ WORK = Workload(global_batch=8, seq_len=1024)
 def flops_of(model: ModelSpec, seq_len: int, size: int, tp: int = 1) -> tuple[float, float]:
     """Forward and backward FLOPs of the whole model on one pure GPU, from the times."""
     work = replace(WORK, seq_len=seq_len)
-    layer = layer_compute(model.layer, work, PURE, tp, size)
+    layer = layer_compute(model.layer, work, PURE, tp, size, frameworks()["hexiopt_flash"])
     ends = [embedding_compute(model, work, PURE, tp, size), head_compute(model, work, PURE, tp, size)]
     forward = model.num_layers * layer.forward_s + sum(end.forward_s for end in ends)
     backward = model.num_layers * layer.backward_s + sum(end.backward_s for end in ends)

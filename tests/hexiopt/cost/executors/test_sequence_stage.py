@@ -15,6 +15,7 @@ from hexiopt.cost.executors.sequence.phases import ends_s
 from hexiopt.cost.executors.sequence.stage import SequenceStage
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.numbers.frameworks import frameworks
 from hexiopt.numbers.gpus import Efficiency, catalogue
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.token_layout import group_ranges, head_ranges, kv_range, sub_rings
@@ -76,7 +77,8 @@ def alone(problem: Problem, device: int) -> SequenceParallel:
 @settings(max_examples=20, deadline=None)
 @given(problem=problems(), size=st.sampled_from((1, 2, 8)), zero=st.integers(0, 1), held=st.integers(0, 3))
 def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int, held: int) -> None:
-    model = PlanPricer(problem)
+    """By the same kernels."""
+    model = PlanPricer(problem, frameworks()["hexiopt_flash"])
     tp_group, stage = model.tp_group((0,)), model.stages.sequence_stage(alone(problem, 0), size)
     layers, shards = problem.model.num_layers, StateSharding(zero, 3)
     for policy, first, last in product(RECOMPUTE_POLICIES, (False, True), (False, True)):

@@ -1,0 +1,139 @@
+"""What one process of a measurement does, and what rank 0 has of all of them in the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.lab.profile.devices import own_device
+from experiments.lab.profile.links import Links
+from experiments.lab.profile.operators import OperatorBench
+from experiments.lab.profile.points import Device, MeasuredPoint, Measurement
+from hexiopt.errors import InputError
+from runtime.device import num_gpus, taken_device
+from runtime.launch.torchrun import ProcessPlace
+from runtime.network import join_world
+
+_TIMEOUT = timedelta(minutes=10)
+_SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure: see `experiments.app.config.ProfileConfig`."""
+
+    seconds: float
+    precision: str | None = None
+    processes: int | None = None
+    machine: str | None = None
+
+
+def measure(
+    request: Request,
+    place: ProcessPlace,
+    tell: Callable[[str], None],
+    conclude: Callable[[Measurement], None],
+    check: Callable[[Sequence[Device]], None] = lambda devices: None,
+) -> None:
+    """Measure with all processes. Rank 0 tells what is being measured, and has `conclude` done before others end.
+
+    `check` may refuse the devices before anything is measured. Raises InputError on every rank.
+    """
+    if place.size > 1:
+        device = taken_device("cuda" if num_gpus() else "cpu", place.local, place.num_local)
+        join_world(device, place.rank, place.size, _TIMEOUT.total_seconds(), address=place.master)
+    try:
+        _measure(request, place, tell if place.rank == 0 else lambda line: None, conclude, check)
+    finally:
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
+
+
+def _measure(
+    request: Request,
+    place: ProcessPlace,
+    tell: Callable[[str], None],
+    conclude: Callable[[Measurement], None],
+    check: Callable[[Sequence[Device]], None],
+) -> None:
+    refused, own, device = None, None, torch.device("cpu")
+    try:
+        own, device = own_device(request.machine, place.local, place.num_local, request.precision)
+    except InputError as error:
+        refused = str(error)
+    told = _gathered({"refused": refused, "device": None if own is None else own.to_dict()}, place)
+    _raise_first(told)
+    devices = [Device.from_dict(one["device"]) for one in told]
+    try:
+        check(devices)
+    except InputError as error:
+        refused = str(error)
+    _raise_first(_gathered({"refused": refused}, place))
+    assert own is not None
+    most_bytes = _SHARE_OF_MEMORY * own.free_bytes
+    bench = OperatorBench(device, own.precision, request.seconds, most_bytes)
+    points = [MeasuredPoint(p.what, p.size, p.seconds, (own.name, *p.of)) for p in bench.points(tell)]
+    for precision in own.precisions:
+        tell(f"peak in {precision}")
+        peak = bench.peak(precision)
+        points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (own.name,))]
+    if place.size > 1:
+        points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
+    everything = _gathered({"points": [point.to_dict() for point in points]}, place)
+    if place.rank == 0:
+        every = tuple(MeasuredPoint.from_dict(point) for one in everything for point in one["points"])
+        conclude(Measurement(tuple(devices), every, torch.__version__))
+    _gathered({}, place)  # until rank 0 has written what came of it
+
+
+def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
+    """Pairs and TP groups inside every machine, and a pair of devices, both ways, for every two machines."""
+    machines: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        machines.setdefault(device.machine, []).append(rank)
+    points: list[MeasuredPoint] = []
+    # In turns, so that no link is shared, but for machines, whose insides do not meet.
+    turns = max(len(ranks) * (len(ranks) - 1) // 2 for ranks in machines.values())
+    for turn in range(turns):
+        tell(f"message {turn + 1} of {turns} inside machines")
+        for ranks in machines.values():
+            pairs = list(combinations(ranks, 2))
+            if turn < len(pairs):
+                points += links.exchange(*pairs[turn])
+        dist.barrier()
+    degree = 2
+    while degree <= max(map(len, machines.values())):
+        tell(f"collectives of {degree} devices")
+        groups = [tuple(ranks[:degree]) for ranks in machines.values() if len(ranks) >= degree]
+        made = [dist.new_group(list(members), timeout=_TIMEOUT) for members in groups]
+        for members, group in zip(groups, made, strict=True):
+            points += links.collectives(members, group)
+        dist.barrier()
+        degree *= 2
+    for a, b in combinations(machines, 2):
+        for one, other in ((a, b), (b, a)):
+            tell(f"message from {one} to {other}")
+            points += links.exchange(machines[one][0], machines[other][0])
+            dist.barrier()
+    return points
+
+
+def _raise_first(told: Sequence[Mapping[str, Any]]) -> None:
+    refused = next((one["refused"] for one in told if one["refused"]), None)
+    if refused is not None:
+        raise InputError(refused)
+
+
+def _gathered(own: Mapping[str, Any], place: ProcessPlace) -> list[Any]:
+    """What every rank says, as plain data, on every rank."""
+    if place.size == 1:
+        return [own]
+    told: list[Any] = [None] * place.size
+    dist.all_gather_object(told, own)
+    return told

@@ -1,0 +1,190 @@
+"""What training needs of a model beyond its shape, from the `config.json` that `ModelSpec.config` keeps."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log, sqrt
+from types import MappingProxyType
+from typing import Any
+
+from hexiopt.errors import InputError
+from hexiopt.problem.execution import RULES, Execution, Rotation
+from hexiopt.problem.model import DECODER, MAX_ROPE_THETA, ModelSpec
+from hexiopt.reading import Section
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The number above 0 under a key, or `default` where it is absent; None where it is null. `then` makes the fact."""
+
+    key: str
+    default: float | None = None
+    then: Callable[[float], float] = float
+
+    def of(self, config: Section) -> float | None:
+        """The fact. Raises InputError."""
+        if self.key in config and config.raw(self.key, None) is None:
+            return None
+        value: float | None = config.number(self.key, above=0, at_most=MAX_ROPE_THETA, default=self.default)
+        return None if value is None else self.then(value)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The flag under a key, or `default` where it is absent or null."""
+
+    key: str
+    default: bool
+
+    def of(self, config: Section) -> bool:
+        """The fact. Raises InputError."""
+        return self.default if config.raw(self.key, None) is None else bool(config.flag(self.key))
+
+
+Facts = Mapping[str, Any]  # fields of `Execution`: values, `Stated`, `Switch`, or functions of the model
+
+
+def _root_of_width(model: ModelSpec) -> float:
+    return sqrt(model.hidden_size)
+
+
+def _inverse_root(value: float) -> float:
+    return 1 / sqrt(value)
+
+
+def _inverse(value: float) -> float:
+    return 1 / value
+
+
+_GEMMA = {
+    "unit_norms": True,
+    "embedding_scale": _root_of_width,
+    "score_scale": Stated("query_pre_attn_scalar", 256, _inverse_root),
+}
+_GRANITE = {
+    "score_scale": Stated("attention_multiplier", 1.0),
+    "embedding_scale": Stated("embedding_multiplier", 1.0),
+    "residual_scale": Stated("residual_multiplier", 1.0),
+    "logit_scale": Stated("logits_scaling", 1.0, _inverse),
+}
+TRAINED: Mapping[str, Facts] = MappingProxyType(
+    {
+        "llama": {},
+        "mistral": {},
+        "qwen2": {},
+        "qwen3": {},
+        "gemma2": _GEMMA
+        | {
+            "score_cap": Stated("attn_logit_softcapping", 50.0),
+            "logit_cap": Stated("final_logit_softcapping", 30.0),
+        },
+        "gemma3_text": _GEMMA | {"logit_cap": Stated("final_logit_softcapping")},
+        "olmo2": {"norms_after": True},
+        "olmo3": {"norms_after": True},
+        "arcee": {},
+        "seed_oss": {},
+        "granite": _GRANITE,
+        "granite_swa": _GRANITE,
+        "deepseek_v3": {"interleaved": Switch("rope_interleave", True)},
+        "youtu": {"interleaved": Switch("rope_interleave", True)},
+    }
+)
+"""The types that are trained, by Hugging Face's names, and the facts in which each differs from Llama."""
+
+_WINDOW_THETA = {"gemma3_text": Stated("rope_local_base_freq", 10_000.0)}
+"""The base of RoPE in layers with windows, which scale no frequencies, of types that state one for all others."""
+_UNSCALED_WINDOWS = ("gemma3_text", "olmo3")
+
+_NUMBERS = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_positions",
+    "low_freq_factor": "low",
+    "high_freq_factor": "high",
+    "beta_fast": "fast",
+    "beta_slow": "slow",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "attention_factor": "attention_factor",
+    "partial_rotary_factor": "share",
+    "rope_theta": "theta",
+}
+_SHARES: Mapping[str, float] = {}
+"""The share of a head that is rotated, of types that state it beside `rope_scaling`, by default."""
+_HOLDERS = ("rope_parameters", "rope_scaling")
+
+
+def execution_of(model: ModelSpec) -> Execution | None:
+    """The facts of a model; None where its type is not one that is trained, or it was described by its fields alone.
+
+    Raises InputError where its `config.json` states what cannot be trained.
+    """
+    config = json.loads(model.config) if model.config else {}
+    kind = config.get("model_type", model.architecture)
+    if kind not in TRAINED or kind == DECODER:
+        return None
+    return _execution(kind, model.config, model)
+
+
+@lru_cache(maxsize=64)
+def _execution(kind: str, config: str, model: ModelSpec) -> Execution:
+    """Of models that are equal but for `config` one after another."""
+    section = Section(json.loads(config) if config else {}, f"model {model.name}")
+    values: dict[str, Any] = {}
+    for name, fact in TRAINED[kind].items():
+        value = fact.of(section) if isinstance(fact, Stated | Switch) else fact(model) if callable(fact) else fact
+        if value is not None:
+            values[name] = value
+    rotation, of_windows = _rotations(kind, section, model)
+    return Execution(**{"type": kind, "rotation": rotation, "window_rotation": of_windows} | values)
+
+
+def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation | None, Rotation | None]:
+    """Those of layers that attend to all tokens, and of layers with windows. Raises InputError."""
+    if not model.rope:
+        return None, None
+    if model.rope_type != "default" and not model.config:
+        raise InputError(
+            f"model {model.name}: rope_type {model.rope_type}: its parameters are not stated; take its config.json"
+        )
+    holder = next((name for name in _HOLDERS if config.raw(name, None)), None)
+    rope = Section({}, "") if holder is None else config.section(holder)
+    if any(isinstance(inner, dict) for inner in rope.values().values()):
+        full, window = (_rotation(rope.section(name), model, {}) for name in ("full_attention", "sliding_attention"))
+    else:
+        usual = _SHARES.get(kind)
+        share = 1.0 if usual is None else config.number("partial_rotary_factor", above=0, at_most=1, default=usual)
+        full = window = _rotation(rope, model, {"share": share})
+        if kind in _UNSCALED_WINDOWS:
+            theta = _WINDOW_THETA[kind].of(config) if kind in _WINDOW_THETA else full.theta
+            window = Rotation(theta=theta or full.theta, share=full.share)
+    thetas = config.raw("layer_rope_theta", None)
+    if kind == "granite_swa" and isinstance(thetas, list) and set(thetas) != {full.theta}:
+        config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
+    if window != full and not model.layers:
+        raise InputError(
+            f"model {model.name}: layers with and without windows rotate positions differently, and no window is "
+            "shorter than max_position_embeddings; state a shorter one"
+        )
+    return full, window
+
+
+def _rotation(rope: Section, model: ModelSpec, usual: Mapping[str, Any]) -> Rotation:
+    rule = rope.text("rope_type", default=None) or rope.text("type", default=None) or "default"
+    if rule not in RULES:
+        rope.fail("rope_type", f"cannot be trained; take one of {', '.join(RULES)}")
+    values: dict[str, Any] = {"theta": model.rope_theta, "original_positions": model.max_positions, **usual}
+    for key, field in _NUMBERS.items():
+        value = rope.number(key, above=0, at_most=MAX_ROPE_THETA, default=None)
+        values |= {} if value is None else {field: value}
+    truncates = bool(rope.flag("truncate", True))
+    rope.finish()
+    rotation = Rotation(rule=rule, truncates=truncates, **values)
+    if rule in ("linear", "llama3", "yarn") and "factor" not in rope:
+        rope.refuse_missing("factor")
+    return rotation
+
+
+def yarn_scale(rotation: Rotation, mscale: float) -> float:
+    """The factor by which YaRN scales queries and keys together for a longer context (section 3.4 of its paper)."""
+    return 1.0 if rotation.factor <= 1 else 0.1 * mscale * log(rotation.factor) + 1.0

@@ -1,0 +1,75 @@
+"""The recurrence of a layer on one rank: its own heads of it, over all tokens.
+
+Shapes: t tokens of the rank, T of all ranks of its TP group, B samples, h heads of the rank, V the width of a head.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hexiopt.problem.execution import Execution
+from hexiopt.problem.kinds import Recurrent
+from runtime.mapping.model_parts import RECURRENT, recurrent_projections
+from runtime.model.functions import recomputed
+from runtime.model.projections import Weights, columns, row
+from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
+from runtime.model.tensor_parallel import RankTpGroup
+
+
+class RecurrentPart:
+    """What a rank computes of the recurrence `part` of a layer. Between projections its inputs alone are kept, and the
+    backward computes the rest again."""
+
+    def __init__(self, part: Recurrent, execution: Execution, norm_eps: float, tp: RankTpGroup) -> None:
+        self._part, self._execution, self._norm_eps, self._tp = part, execution, norm_eps, tp
+        self._names = [name for name, *_ in recurrent_projections(part)]
+
+    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+        """As a `PartCall`."""
+        names = [f"{RECURRENT}.{name}_proj" for name in self._names]
+        inputs = columns(own, self._tp, x_tbh, *names)
+        return row(own, self._tp, recomputed(partial(self._mixed, own), *inputs), f"{RECURRENT}.out_proj")
+
+    def tensors(self) -> list[Tensor]:
+        """Nothing lasts."""
+        return []
+
+    def _mixed(self, own: Weights, *inputs: Tensor) -> Tensor:
+        """[T, B, h · V] of the projections by name [T, B, ...]."""
+        part = self._part
+        of_name = {name: x.transpose(0, 1) for name, x in zip(self._names, inputs, strict=True)}
+        values, keys, queries = (self._convolved(own, name, of_name[name]) for name in ("v", "k", "q"))
+        v, k, q = (
+            x.view(*x.shape[:2], x.shape[-1] // dim, dim)
+            for x, dim in ((values, part.value_dim), (keys, part.key_dim), (queries, part.key_dim))
+        )
+        steps = functional.softplus(_exact(of_name["step"]) + _exact(own[f"{RECURRENT}.dt_bias"]))
+        decays = -_exact(own[f"{RECURRENT}.A_log"]).exp()
+        gate = of_name["z"].view(v.shape)
+        if part.delta:
+            found = delta_scan(part.chunk, v, _exact(of_name["write"]).sigmoid(), steps * decays, k, q)
+            found = self._normed(own, found, part.value_dim) * functional.silu(_exact(gate))
+        else:
+            steps = steps.clamp(self._execution.step_low, self._execution.step_high)
+            found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
+            found = _exact(found) * functional.silu(_exact(gate))
+            if part.norm:
+                found = self._normed(own, found, part.heads // part.groups * part.value_dim)
+        return found.to(inputs[0].dtype).flatten(2).transpose(0, 1)
+
+    def _convolved(self, own: Weights, name: str, x_btc: Tensor) -> Tensor:
+        at = f"{RECURRENT}.{name}_conv"
+        return causal_convolution(x_btc, own[f"{at}.weight"], own.get(f"{at}.bias"))
+
+    def _normed(self, own: Weights, x_bthv: Tensor, width: int) -> Tensor:
+        """Root mean square norm of so many values together, all of them of the rank."""
+        groups, weight = _exact(x_bthv).reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
+        scale = (groups.square().mean(-1, keepdim=True) + self._norm_eps).rsqrt()
+        # Of the delta rule every head has the same weights.
+        return (groups * scale).view(x_bthv.shape) * _exact(weight).view(-1, x_bthv.shape[-1])
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,102 @@
+"""Recurrences over a sequence, in chunks of tokens: products inside a chunk, and states from chunk to chunk.
+
+Sums are in max(float32, type of the inputs). Shapes: B samples, T tokens, h heads, g groups of heads that share keys
+and queries, K their width and that of a state's rows, V the width of a head's values.
+"""
+
+from math import sqrt
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_NORM_EPS = 1e-6  # of squared lengths of keys and queries
+
+
+def mamba_scan(
+    chunk: int, values_bthv: Tensor, steps_bth: Tensor, decays_h: Tensor, keys_btgk: Tensor, queries_btgk: Tensor
+) -> Tensor:
+    """The outputs [B, T, h, V] of Mamba-2 (Dao and Gu, arXiv 2405.21060, section 6): after token t a head has the state
+    S = exp(step · decay) S + step · key ⊗ value, of which the query reads its output."""
+    values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_btgk, queries_btgk)
+    keys, queries = _of_heads(keys, values.shape[2]), _of_heads(queries, values.shape[2])
+    logs = (steps * _exact(decays_h)[:, None, None]).cumsum(-1)  # of what is left of a state since the chunk began
+    values = values * steps.unsqueeze(-1)
+    inside = (queries @ keys.mT * _decay(logs)).tril() @ values
+    made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
+    left, read = logs[..., -1].exp()[..., None, None], queries * logs.exp().unsqueeze(-1)
+    state, outputs = torch.zeros_like(made[:, 0]), []
+    for n in range(made.shape[1]):
+        outputs.append(inside[:, n] + read[:, n] @ state)
+        state = left[:, n] * state + made[:, n]
+    return _joined(outputs, values_bthv)
+
+
+def delta_scan(
+    chunk: int, values_bthv: Tensor, writes_bth: Tensor, logs_bth: Tensor, keys_btgk: Tensor, queries_btgk: Tensor
+) -> Tensor:
+    """The outputs [B, T, h, V] of the gated delta rule (Yang et al., arXiv 2412.06464, section 3): token t decays the
+    state by exp(log), and writes so much of its value, less what its key reads, under its key; its query reads.
+
+    Keys and queries are of length one, queries divided by sqrt K. Inside a chunk what is written follows from a
+    triangular system of its keys.
+    """
+    values, writes, logs, keys, queries = _chunked(chunk, values_bthv, writes_bth, logs_bth, keys_btgk, queries_btgk)
+    keys, queries = (_of_heads(_unit(x), values.shape[2]) for x in (keys, queries))
+    queries, logs = queries / sqrt(queries.shape[-1]), logs.cumsum(-1)
+    decay, written = _decay(logs), keys * writes.unsqueeze(-1)
+    system = (written @ keys.mT * decay).tril(-1)
+    wanted = torch.cat([values * writes.unsqueeze(-1), written * logs.exp().unsqueeze(-1)], dim=-1)
+    solved = torch.linalg.solve_triangular(_with_ones(system), wanted, upper=False, unitriangular=True)
+    fresh, stale = solved.split_with_sizes([values.shape[-1], keys.shape[-1]], dim=-1)
+    inside, read = (queries @ keys.mT * decay).tril(), queries * logs.exp().unsqueeze(-1)
+    kept, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
+    state, outputs = keys.new_zeros(*keys[:, 0].shape[:2], keys.shape[-1], values.shape[-1]), []
+    for n in range(values.shape[1]):
+        change = fresh[:, n] - stale[:, n] @ state
+        outputs.append(read[:, n] @ state + inside[:, n] @ change)
+        state = left[:, n] * state + kept[:, n].mT @ change
+    return _joined(outputs, values_bthv)
+
+
+def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None) -> Tensor:
+    """silu of each channel's sum over the last k tokens, its own included [B, T, C]."""
+    width = weight_c1k.shape[-1]
+    if not x_btc.shape[-1]:
+        return x_btc
+    padded = functional.pad(x_btc.transpose(1, 2), (width - 1, 0))
+    return functional.silu(functional.conv1d(padded, weight_c1k, bias_c, groups=len(weight_c1k))).transpose(1, 2)
+
+
+def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
+    """[B, T, n, ...] as [B, chunks, n, chunk, ...]; tokens after the last are zero, which decays and writes nothing."""
+    missing = -of_tokens[0].shape[1] % chunk
+    padded = (functional.pad(_exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
+    return [x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in padded]  # type: ignore[no-untyped-call]
+
+
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """What each head has of its group."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
+
+
+def _decay(logs: Tensor) -> Tensor:
+    """What is left at each token of what each earlier one of its chunk wrote."""
+    return (logs.unsqueeze(-1) - logs.unsqueeze(-2)).tril().exp()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
+
+
+def _with_ones(system: Tensor) -> Tensor:
+    return system + torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+
+
+def _joined(outputs: list[Tensor], like_bthv: Tensor) -> Tensor:
+    """Outputs of chunks [B, h, chunk, V] one after another, without tokens after the last."""
+    return torch.cat(outputs, dim=2)[:, :, : like_bthv.shape[1]].transpose(1, 2).to(like_bthv.dtype)
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,39 @@
+"""The names that Hugging Face gives to a model's parameters, by its type: ours are those of Llama."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hexiopt.problem.model import ModelSpec
+from runtime.mapping.model_parts import execution_of
+
+_AFTER = {"attention_output_norm": "post_attention_layernorm", "mlp_output_norm": "post_feedforward_layernorm"}
+_AROUND = {**_AFTER, "post_attention_layernorm": "pre_feedforward_layernorm"}
+_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "olmo3": _AFTER}
+)
+"""By type, the words of our names that are others there."""
+CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "olmo3": "Olmo3ForCausalLM",
+        "arcee": "ArceeForCausalLM",
+        "seed_oss": "SeedOssForCausalLM",
+        "granite": "GraniteForCausalLM",
+        "granite_swa": "GraniteSwaForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "youtu": "YoutuForCausalLM",
+    }
+)
+"""The class of transformers that loads a type."""
+
+
+def stored_name(name: str, model: ModelSpec) -> str:
+    """The name under which a parameter is stored."""
+    words = _NAMES.get(execution_of(model).type, {})
+    return ".".join(words.get(word, word) for word in name.split("."))

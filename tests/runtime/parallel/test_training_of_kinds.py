@@ -1,0 +1,62 @@
+"""Models of several kinds of layers train under asymmetric plans as in one process, in float64."""
+
+import random
+
+import pytest
+
+from hexiopt.plan.plan import Plan
+from hexiopt.problem.model import ModelSpec
+from tests.runtime.model.test_decoder import tiny
+from tests.runtime.parallel.test_training import SEQ_LEN, equal_one_process
+from tests.runtime.ranks import random_plan, random_sequence_plan
+from tests.slow import slow_but
+
+LAYERS = 4
+WINDOWS = ["sliding_attention", "full_attention"] * 2
+NORMED = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": WINDOWS, "num_hidden_layers": LAYERS}
+MODELS: dict[str, ModelSpec] = {
+    "windows and norms of heads": tiny("qwen3-mixed", **NORMED),
+    "windows, sinks and scales": tiny("granite_swa", layer_types=WINDOWS, num_hidden_layers=LAYERS),
+    "capped scores, norms around": tiny("gemma2", layer_types=WINDOWS, num_hidden_layers=LAYERS),
+    "latent attention": tiny("youtu", num_hidden_layers=LAYERS),
+    "latent attention, scaled positions": tiny("youtu-yarn", num_hidden_layers=LAYERS),
+    "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
+}
+SEQUENCES = [name for name in MODELS if not name.startswith("latent attention")]
+PRECISE = 1e-13
+
+
+def small_plan(rng: random.Random) -> Plan:
+    """A plan of few ranks that cuts heads."""
+    while True:
+        plan, _, _ = random_plan(rng, 5, LAYERS)
+        if plan.has_tensor_parallelism and layers_of(plan) == LAYERS:
+            return plan
+
+
+@pytest.mark.parametrize("seed", slow_but((0,), range(4)))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_trains_kinds_as_one_process(name: str, seed: int) -> None:
+    plan = small_plan(random.Random(seed))
+    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2)
+    assert of_gradients <= PRECISE
+
+
+@pytest.mark.parametrize("seed", slow_but((0,), range(3)))
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequence_layouts_train_kinds_as_one_process(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    while True:
+        plan, _, _ = random_sequence_plan(rng, SEQ_LEN, 4, LAYERS)
+        if layers_of(plan) == LAYERS:
+            break
+    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2)
+    assert of_gradients <= PRECISE
+
+
+def layers_of(plan: Plan) -> int:
+    return max(end for stage in plan.pipelines[0].stages for _, end in stage.layers)
+
+
+def batch(plan: Plan) -> int:
+    return sum(pipeline.num_sequences for pipeline in plan.pipelines)
