@@ -21,8 +21,8 @@ def fair_rates(needs: Sequence[Sequence[Need]], most: Sequence[float]) -> list[f
     until a resource is full or a message at its highest rate; these messages keep their rates, and the others get more
     (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2).
     """
-    longest = [max(need.seconds for need in each) for each in needs]
-    free = {need.resource: 1.0 for each in needs for need in each}
+    longest = [max(need.seconds for need in message) for message in needs]
+    free = {need.resource: 1.0 for message in needs for need in message}
     rates, rising, level = [0.0] * len(needs), list(range(len(needs))), 0.0
     while rising:
         load = dict.fromkeys(free, 0.0)

@@ -60,7 +60,7 @@ def _points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-def _declared(group: str) -> tuple[EntryPoint, ...]:
+def _entry_points(group: str) -> tuple[EntryPoint, ...]:
     return _points(group, tuple(sys.path))
 
 
@@ -70,8 +70,8 @@ def solver_targets() -> dict[str, str]:
     Raises InputError where a folder named `solvers` hides ours.
     """
     refuse_hidden("solvers")
-    targets = {point.name: point.value for point in _declared(GROUP)}
-    for point in _declared(TABLE_GROUP):
+    targets = {point.name: point.value for point in _entry_points(GROUP)}
+    for point in _entry_points(TABLE_GROUP):
         if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
             targets |= point.load()
     return dict(sorted(targets.items()))
@@ -82,7 +82,7 @@ def find_pricer(name: str) -> PricerMaker:
 
     Raises InputError for an unknown or broken one; the maker raises it for a cost model that lacks what searches ask.
     """
-    targets = {point.name: point.value for point in _declared(PRICERS)}
+    targets = {point.name: point.value for point in _entry_points(PRICERS)}
     if name not in targets:
         others = did_you_mean(name, targets) if targets else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")
