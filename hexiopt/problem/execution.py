@@ -58,6 +58,5 @@ class Execution:
     """Norms multiply by one plus their weight."""
     norms_after: bool = False
     """The two norms of a layer are those of what its sublayers make, not of what they read (OLMo 2)."""
-    step_low: float = 0.0
-    step_high: float = float("inf")
+    step_limits: tuple[float, float] = (0.0, float("inf"))
     """The range of Mamba-2's steps of time."""

@@ -604,9 +604,9 @@ class ModelSpec(Value):
             value = getattr(self, name)
             out[key] = float(value) if name in ("norm_eps", "rope_theta") else value
         if "rope_theta" in self._facts.keys and self.rope_type != "default":
-            out["rope_scaling"] = (
-                json.loads(self.config)["rope_scaling"] if self.config else {"rope_type": self.rope_type}
-            )
+            out["rope_scaling"] = {"rope_type": self.rope_type}
+            if self.config and self.architecture != DECODER:
+                out["rope_scaling"] = json.loads(self.config)["rope_scaling"]
         if self.architecture in ("qwen2", "qwen3"):
             out |= {"use_sliding_window": self.attention_window is not None, "max_window_layers": 0}
         if self.architecture == "gpt_neo":

@@ -30,13 +30,11 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from hexiopt.errors import InputError
-from hexiopt.files.plan_file import read_plan
 from runtime.launch.admission import admitted_machine
 from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.vitals import forget, silence_of
-from runtime.launch.worker import TOLD, HooksOf, Seats, die_with_parent, work
+from runtime.launch.worker import TOLD, HooksOf, Seats, assigned, die_with_parent, work
 from runtime.parallel.hooks import NO_HOOKS, Hooks
-from runtime.training.settings import TrainingRun
 
 ENDED, REFUSED, LOST = 0, 2, os.EX_TEMPFAIL
 # A machine that has not been heard of for 10 s has left. Torch's 5 s three times are about that, but it also compares
@@ -178,12 +176,10 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
     if "refused" in given:
         raise InputError(given["refused"])
     check_clock(sent_s, given["now_s"], time.time())
-    run = TrainingRun.of(given["run"])
+    run, plan_file = assigned(given)
     names, gpus = given["seats"], given["gpus"]
     with tempfile.TemporaryDirectory(prefix="hexiopt-agent-") as folder:
-        plan = Path(folder) / "plan.json"
-        plan.write_text(given["plan"], encoding="utf-8")
-        device, told = admitted_machine(read_plan(plan), machine, gpus, run.device, given["force"])
+        device, told = admitted_machine(plan_file, machine, gpus, run.device, given["force"])
         if told is not None:
             meeting.tell({"event": "note", "reason": told})
         seats = Seats(tuple(names), tuple(gpus), device, Path(folder))

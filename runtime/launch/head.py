@@ -5,6 +5,7 @@ for those that came and the checkpoint to go on from, or lets them wait for the 
 ends. Asked to stop, it has all ranks write a checkpoint first.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -214,8 +215,7 @@ class _Head:
         gpus = [int(name.rpartition(":")[2]) if one_machine else k for k, name in enumerate(seats)]
         most = 1 if machine is None else len({_machine(name) for name in self._all})
         about = {"seats": seats, "gpus": gpus, "most": most, "force": self._force, "now_s": time.time()}
-        plan = self._run.plan.read_text(encoding="utf-8")
-        self._place.answer(event, {**about, "run": self._run.to_dict(), "plan": plan})
+        self._place.answer(event, {**about, **self._assignment()})
 
     def _wrong(self, machine: str | None, host: str, seats: Sequence[str]) -> str | None:
         """Why an agent on `host` cannot be `machine`, in a line; None if it can."""
@@ -304,9 +304,11 @@ class _Head:
             yield {**told, "event": "restart", "from": None if last is None else str(last), "plan": str(path)}
         met.ranks = {name: rank for rank, name in enumerate(used)}
         self._training = met
-        text = path.read_text(encoding="utf-8")
-        answer = {"round": met.token, "run": self._run.to_dict(), "plan": text, "ranks": met.ranks}
-        self._place.answer(met.asked, answer)
+        self._place.answer(met.asked, {"round": met.token, "ranks": met.ranks, **self._assignment()})
+
+    def _assignment(self) -> Event:
+        """The run and its plan, as `runtime.launch.worker.assigned` reads them."""
+        return {"run": self._run.to_dict(), "plan": json.loads(self._run.plan.read_text(encoding="utf-8"))}
 
     def _why(self, met: _Round, before: _Round | None, cause: Event | None, joined: set[str]) -> Event | None:
         """What has ended the round before, with a `reason`; None for the first one."""

@@ -21,7 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hexiopt.errors import InputError
-from hexiopt.files.plan_file import PlanFile, read_plan
+from hexiopt.files.plan_file import PlanFile, plan_file_from_section, read_plan
+from hexiopt.reading import Section
 from runtime.device import usable_gpu
 from runtime.events import Event
 from runtime.launch.admission import admitted_device, admitted_machine
@@ -98,10 +99,8 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
     if rank is None:
         _idle()
     about["rank"] = rank
-    path = seats.folder / f"plan-{os.getpid()}.json"
-    path.write_text(answer["plan"], encoding="utf-8")
-    run, plan_file = replace(TrainingRun.of(answer["run"]), device=seats.device), read_plan(path)
-    path.unlink()
+    run, plan_file = assigned(answer)
+    run = replace(run, device=seats.device)
     vitals.limit(run.settings.silence_s, run.settings.timeout_s)
 
     def tell(event: Event) -> None:
@@ -115,6 +114,11 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
     asked = meeting.asked_to_stop if rank == 0 else None  # of all ranks, one asks the head
     if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked, hooks_of(rank)):
         _idle()  # until the head has heard of all
+
+
+def assigned(answer: Event) -> tuple[TrainingRun, PlanFile]:
+    """The run and the plan file of the head's answer. Raises InputError where they are of another version."""
+    return TrainingRun.of(answer["run"]), plan_file_from_section(Section(answer["plan"], "the run's plan"))
 
 
 def meet(name: str) -> tuple[Store, list[str]]:

@@ -28,7 +28,7 @@ def untrainable_model(model: ModelSpec, plan: Plan | None = None, *, document_ma
         return str(error)
     if execution is None:
         known = ", ".join(TRAINED)
-        kind = "its fields alone" if model.architecture == DECODER else model.architecture
+        kind = "its type" if model.architecture == DECODER else model.architecture
         return f"model {model.name}: {kind} cannot be trained, only planned; take the config.json of one of {known}"
     faults = (*_of_model(model, execution), *_of_plan(model, execution, plan, document_masking))
     return next((f"model {model.name}: {fault}" for fault in faults), None)

@@ -52,7 +52,7 @@ def part_calls(
                 whole = WholeAttention(part, shard, seq_len, like, scores) if attend is None else attend(part, scores)
                 calls[part] = AttentionPart(part, execution, model.norm_eps, tp, rope(part), whole)
             case Recurrent():
-                calls[part] = RecurrentPart(part, execution, model.norm_eps, tp)
+                calls[part] = RecurrentPart(part, shard, execution, model.norm_eps, tp)
             case Dense():
                 calls[part] = DensePart(part, model.activation, tp)
             case _:

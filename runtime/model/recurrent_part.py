@@ -12,6 +12,7 @@ from torch.nn import functional
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Recurrent
 from runtime.mapping.model_parts import RECURRENT, recurrent_projections
+from runtime.mapping.parts import RankShard
 from runtime.model.functions import recomputed
 from runtime.model.projections import Weights, columns, row
 from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
@@ -22,8 +23,12 @@ class RecurrentPart:
     """What a rank computes of the recurrence `part` of a layer. Between projections its inputs alone are kept, and the
     backward computes the rest again."""
 
-    def __init__(self, part: Recurrent, execution: Execution, norm_eps: float, tp: RankTpGroup) -> None:
+    def __init__(
+        self, part: Recurrent, shard: RankShard, execution: Execution, norm_eps: float, tp: RankTpGroup
+    ) -> None:
         self._part, self._execution, self._norm_eps, self._tp = part, execution, norm_eps, tp
+        size, (first, _) = part.heads // part.groups, shard.groups(part.heads, part.groups)
+        self._meets = [head // size - first for head in range(*shard.share(part.heads))]
         self._names = [name for name, *_ in recurrent_projections(part)]
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
@@ -38,6 +43,8 @@ class RecurrentPart:
 
     def _mixed(self, own: Weights, *inputs: Tensor) -> Tensor:
         """[T, B, h · V] of the projections by name [T, B, ...]."""
+        if not self._meets:
+            return inputs[0]
         part = self._part
         of_name = {name: x.transpose(0, 1) for name, x in zip(self._names, inputs, strict=True)}
         values, keys, queries = (self._convolved(own, name, of_name[name]) for name in ("v", "k", "q"))
@@ -45,6 +52,7 @@ class RecurrentPart:
             x.view(*x.shape[:2], x.shape[-1] // dim, dim)
             for x, dim in ((values, part.value_dim), (keys, part.key_dim), (queries, part.key_dim))
         )
+        k, q = k[:, :, self._meets], q[:, :, self._meets]
         steps = functional.softplus(_exact(of_name["step"]) + _exact(own[f"{RECURRENT}.dt_bias"]))
         decays = -_exact(own[f"{RECURRENT}.A_log"]).exp()
         gate = of_name["z"].view(v.shape)
@@ -52,7 +60,7 @@ class RecurrentPart:
             found = delta_scan(part.chunk, v, _exact(of_name["write"]).sigmoid(), steps * decays, k, q)
             found = self._normed(own, found, part.value_dim) * functional.silu(_exact(gate))
         else:
-            steps = steps.clamp(self._execution.step_low, self._execution.step_high)
+            steps = steps.clamp(*self._execution.step_limits)
             found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
             found = _exact(found) * functional.silu(_exact(gate))
             if part.norm:

@@ -1,7 +1,7 @@
 """Recurrences over a sequence, in chunks of tokens: products inside a chunk, and states from chunk to chunk.
 
-Sums are in max(float32, type of the inputs). Shapes: B samples, T tokens, h heads, g groups of heads that share keys
-and queries, K their width and that of a state's rows, V the width of a head's values.
+Sums are in max(float32, type of the inputs). Shapes: B samples, T tokens, h heads, K the width of keys and queries and
+that of a state's rows, V the width of a head's values.
 """
 
 from math import sqrt
@@ -14,13 +14,12 @@ _NORM_EPS = 1e-6  # of squared lengths of keys and queries
 
 
 def mamba_scan(
-    chunk: int, values_bthv: Tensor, steps_bth: Tensor, decays_h: Tensor, keys_btgk: Tensor, queries_btgk: Tensor
+    chunk: int, values_bthv: Tensor, steps_bth: Tensor, decays_h: Tensor, keys_bthk: Tensor, queries_bthk: Tensor
 ) -> Tensor:
     """The outputs [B, T, h, V] of Mamba-2 (Dao and Gu, arXiv 2405.21060, section 6): after token t a head has the state
     S = exp(step · decay) S + step · key ⊗ value, of which the query reads its output."""
-    values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_btgk, queries_btgk)
-    keys, queries = _of_heads(keys, values.shape[2]), _of_heads(queries, values.shape[2])
-    logs = (steps * _exact(decays_h)[:, None, None]).cumsum(-1)  # of what is left of a state since the chunk began
+    values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_bthk, queries_bthk)
+    logs = (steps * _exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
     inside = (queries @ keys.mT * _decay(logs)).tril() @ values
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
@@ -33,7 +32,7 @@ def mamba_scan(
 
 
 def delta_scan(
-    chunk: int, values_bthv: Tensor, writes_bth: Tensor, logs_bth: Tensor, keys_btgk: Tensor, queries_btgk: Tensor
+    chunk: int, values_bthv: Tensor, writes_bth: Tensor, logs_bth: Tensor, keys_bthk: Tensor, queries_bthk: Tensor
 ) -> Tensor:
     """The outputs [B, T, h, V] of the gated delta rule (Yang et al., arXiv 2412.06464, section 3): token t decays the
     state by exp(log), and writes so much of its value, less what its key reads, under its key; its query reads.
@@ -41,9 +40,8 @@ def delta_scan(
     Keys and queries are of length one, queries divided by sqrt K. Inside a chunk what is written follows from a
     triangular system of its keys.
     """
-    values, writes, logs, keys, queries = _chunked(chunk, values_bthv, writes_bth, logs_bth, keys_btgk, queries_btgk)
-    keys, queries = (_of_heads(_unit(x), values.shape[2]) for x in (keys, queries))
-    queries, logs = queries / sqrt(queries.shape[-1]), logs.cumsum(-1)
+    values, writes, logs, keys, queries = _chunked(chunk, values_bthv, writes_bth, logs_bth, keys_bthk, queries_bthk)
+    keys, queries, logs = _unit(keys), _unit(queries) / sqrt(queries.shape[-1]), logs.cumsum(-1)
     decay, written = _decay(logs), keys * writes.unsqueeze(-1)
     system = (written @ keys.mT * decay).tril(-1)
     wanted = torch.cat([values * writes.unsqueeze(-1), written * logs.exp().unsqueeze(-1)], dim=-1)
@@ -73,11 +71,6 @@ def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
     missing = -of_tokens[0].shape[1] % chunk
     padded = (functional.pad(_exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
     return [x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in padded]  # type: ignore[no-untyped-call]
-
-
-def _of_heads(x: Tensor, heads: int) -> Tensor:
-    """What each head has of its group."""
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], dim=2)
 
 
 def _decay(logs: Tensor) -> Tensor:

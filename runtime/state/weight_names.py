@@ -4,14 +4,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import execution_of
+from runtime.mapping.model_parts import FINAL_NORM, execution_of
+from runtime.mapping.parts import ParameterPart
+from runtime.state.fused_tensors import FusedPiece
 
 _AFTER = {"attention_output_norm": "post_attention_layernorm", "mlp_output_norm": "post_feedforward_layernorm"}
 _AROUND = {**_AFTER, "post_attention_layernorm": "pre_feedforward_layernorm"}
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"gemma2": _AROUND, "gemma3_text": _AROUND, "olmo2": _AFTER, "olmo3": _AFTER}
+    {
+        "gemma2": _AROUND,
+        "gemma3_text": _AROUND,
+        "olmo2": _AFTER,
+        "olmo3": _AFTER,
+        "bamba": {
+            "recurrent": "mamba",
+            "mlp": "feed_forward",
+            "post_attention_layernorm": "pre_ff_layernorm",
+            FINAL_NORM: "model.final_layernorm.weight",
+        },
+        "granitemoehybrid": {"recurrent": "mamba", "mlp": "shared_mlp", "down_proj": "output_linear"},
+        "qwen3_next": {"recurrent": "linear_attn"},
+    }
 )
-"""By type, the words of our names that are others there."""
+"""By type, the words of our names that are others there, and whole names."""
 CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "llama": "LlamaForCausalLM",
@@ -28,12 +43,23 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "granite_swa": "GraniteSwaForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "youtu": "YoutuForCausalLM",
+        "bamba": "BambaForCausalLM",
+        "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+        "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
 """The class of transformers that loads a type."""
 
 
+def stored_shape(part: ParameterPart, model: ModelSpec, fused: Mapping[str, FusedPiece]) -> tuple[str, tuple[int, ...]]:
+    """The stored tensor that holds a parameter, perhaps with others: its name and shape."""
+    piece = fused.get(part.name)
+    return (stored_name(part.name, model), part.shape) if piece is None else (piece.name, piece.shape)
+
+
 def stored_name(name: str, model: ModelSpec) -> str:
-    """The name under which a parameter is stored."""
+    """The name under which a parameter, or a tensor that holds several, is stored."""
     words = _NAMES.get(execution_of(model).type, {})
+    if name in words:
+        return words[name]
     return ".".join(words.get(word, word) for word in name.split("."))

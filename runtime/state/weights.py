@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +19,10 @@ from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart
+from runtime.state.fused_tensors import fused_pieces, joined
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
-from runtime.state.weight_names import CLASSES, stored_name
+from runtime.state.weight_names import CLASSES, stored_name, stored_shape
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -58,7 +59,8 @@ class HuggingFaceWeights:
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
         self._stored, self._model = _stored(path), model
-        needed = {stored_name(part.name, model): part.shape for part in whole_parts(model)}
+        self._fused = fused_pieces(model)
+        needed = dict(stored_shape(part, model, self._fused) for part in whole_parts(model))
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -87,6 +89,10 @@ class HuggingFaceWeights:
 
         Raises InputError where the file cannot be read any more.
         """
+        if piece := self._fused.get(part.name):
+            with _opened(self._stored[piece.name].file) as file:
+                whole = piece.of(file.get_tensor(piece.name)).reshape(part.shape)
+            return whole.narrow(part.dim, part.start, part.end - part.start)
         cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
         name = stored_name(part.name, self._model)
         with _opened(self._stored[name].file) as file:
@@ -179,9 +185,11 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    parts = [replace(part, name=stored_name(part.name, model)) for part in whole_parts(model)]
+    fused = fused_pieces(model)
+    shapes = dict(stored_shape(part, model, fused) for part in whole_parts(model))
+    parts = [ParameterPart(name, shape, 0, 0, shape[0]) for name, shape in shapes.items()]
     grouped = _grouped(parts, dtype.itemsize, shard_bytes)
-    tensors = ((stored_name(name, model), tensor) for name, tensor in tensors)
+    tensors = ((stored_name(name, model), tensor) for name, tensor in joined(tensors, fused))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:

@@ -195,6 +195,7 @@ def _train(
             reports.finish()
             is_saved, is_validated = True, False
         if trace.ends(step):
+            trainee.finish()  # gloo breaks down where a gather that the trace has seen begin ends after it
             tell({"event": "trace", "path": str(trace.written(step, rank))})
         if validation is not None and is_validated:
             tell({"event": "validation", "step": step, "loss": validation.loss(waiting)})

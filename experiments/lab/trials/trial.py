@@ -1,8 +1,10 @@
 """A short training of one plan by processes of this machine: seconds of steps, memory, and the kernels that ran."""
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -14,8 +16,9 @@ from torch import Tensor
 
 from experiments.lab.memory import used_by
 from experiments.lab.processes import ProcessFailedError, run_processes
+from experiments.lab.trials.overlap import Exchange, exchange_in
 from hexiopt.files.plan_file import read_plan
-from runtime.device import KernelUse, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
+from runtime.device import KernelUse, Tracer, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
@@ -31,12 +34,14 @@ _WARM_UP_STEPS = 2  # of which the first one compiles
 @dataclass(frozen=True)
 class Trial:
     """What came of a plan, by rank where that says something else on each: the seconds of every step, losses, the most
-    bytes of tensors at once, the kernels that took longest on rank 0; or the `trouble` that ended it."""
+    bytes of tensors at once, the kernels that took longest on rank 0, and how much of its exchange was hidden; or the
+    `trouble` that ended it."""
 
     seconds: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     kernels: tuple[KernelUse, ...] = ()
+    exchange: Exchange = field(default_factory=Exchange)
     trouble: str | None = None
 
     @property
@@ -52,12 +57,13 @@ class Trial:
 @dataclass(frozen=True)
 class TrialRequest:
     """The plan file, how many steps count, whether layers are compiled, and after how long without an answer the trial
-    is given up."""
+    is given up. Where `shares_gpu`, all processes compute on the first GPU, each for NCCL as if it were a machine."""
 
     plan: Path
     steps: int
     is_compiled: bool
     limit_s: float
+    shares_gpu: bool = False
 
 
 def tried(request: TrialRequest) -> Trial:
@@ -78,6 +84,7 @@ def _of_all(told: Sequence[dict[str, Any]]) -> Trial:
         tuple(told[0]["losses"]),
         tuple(one["peak_bytes"] for one in told),
         tuple(KernelUse(**one) for one in told[0]["kernels"]),
+        Exchange(**told[0]["exchange"]),
     )
 
 
@@ -90,7 +97,9 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, dev
     plan_file = read_plan(request.plan)
     problem, plan = plan_file.problem, plan_file.plan
     workload, count = problem.workload, len(plan.devices())
-    device = taken_device(kind, devices[rank], count)
+    if request.shares_gpu:
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # else NCCL refuses two ranks of a host on one GPU
+    device = taken_device(kind, 0 if request.shares_gpu else devices[rank], count)
     join_world(device, rank, count, request.limit_s, address=place.master)
     trainee = Trainee.of(
         problem,
@@ -116,10 +125,21 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, dev
     outcomes += [trainee.begin_step(sequences, _LR) for _ in range(request.steps)]
     losses = [outcome.read()[0] for outcome in outcomes]
     peak_bytes = gpu_peak_bytes(device)
-    kernels = kernels_of(device, lambda: trainee.step(sequences, _LR))
+
+    def step() -> None:
+        trainee.step(sequences, _LR)
+        trainee.finish()  # gloo breaks down where what a profiler has seen begin ends after it
+
+    kernels = kernels_of(device, step)
+    with tempfile.TemporaryDirectory() as folder:
+        tracer, path = Tracer(device), Path(folder) / "step.json.gz"
+        step()
+        tracer.write(path)
+        exchange = exchange_in(path)
     return {
         "seconds": [outcome.seconds for outcome in outcomes[_WARM_UP_STEPS:]],
         "losses": losses,
         "peak_bytes": used_by(trainee, sequences).peak_bytes if peak_bytes is None else peak_bytes,
+        "exchange": asdict(exchange),
         "kernels": [asdict(one) for one in kernels[:_SHOWN_KERNELS]],
     }

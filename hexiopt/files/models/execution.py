@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log, sqrt
+from math import inf, log, sqrt
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +42,26 @@ class Switch:
         return self.default if config.raw(self.key, None) is None else bool(config.flag(self.key))
 
 
-Facts = Mapping[str, Any]  # fields of `Execution`: values, `Stated`, `Switch`, or functions of the model
+_INFINITY = {"__float__": "Infinity"}  # as transformers writes it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The two numbers under a key, from 0 on; None where it is absent or null."""
+
+    key: str
+
+    def of(self, config: Section) -> tuple[float, float] | None:
+        """The fact. Raises InputError."""
+        if config.raw(self.key, None) is None:
+            return None
+        limits = [inf if limit == _INFINITY else limit for limit in config.items(self.key)]
+        if len(limits) != 2 or not all(isinstance(limit, int | float) and limit >= 0 for limit in limits):
+            config.fail(self.key, "is not two numbers from 0 on; state the least and the largest step")
+        return float(limits[0]), float(limits[1])
+
+
+Facts = Mapping[str, Any]  # fields of `Execution`: values, what reads them, or functions of the model
 
 
 def _root_of_width(model: ModelSpec) -> float:
@@ -68,6 +87,7 @@ _GRANITE = {
     "residual_scale": Stated("residual_multiplier", 1.0),
     "logit_scale": Stated("logits_scaling", 1.0, _inverse),
 }
+_MAMBA = {"step_limits": Limits("time_step_limit")}
 TRAINED: Mapping[str, Facts] = MappingProxyType(
     {
         "llama": {},
@@ -87,6 +107,9 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
         "granite": _GRANITE,
         "granite_swa": _GRANITE,
         "deepseek_v3": {"interleaved": Switch("rope_interleave", True)},
+        "bamba": _MAMBA,
+        "granitemoehybrid": _GRANITE | _MAMBA,
+        "qwen3_next": {"unit_norms": True},
         "youtu": {"interleaved": Switch("rope_interleave", True)},
     }
 )
@@ -109,8 +132,9 @@ _NUMBERS = {
     "partial_rotary_factor": "share",
     "rope_theta": "theta",
 }
-_SHARES: Mapping[str, float] = {}
+_SHARES: Mapping[str, float] = {"qwen3_next": 0.25, "bamba": 0.5}
 """The share of a head that is rotated, of types that state it beside `rope_scaling`, by default."""
+_BY_LAYER = "full_attention", "sliding_attention"
 _HOLDERS = ("rope_parameters", "rope_scaling")
 
 
@@ -132,7 +156,10 @@ def _execution(kind: str, config: str, model: ModelSpec) -> Execution:
     section = Section(json.loads(config) if config else {}, f"model {model.name}")
     values: dict[str, Any] = {}
     for name, fact in TRAINED[kind].items():
-        value = fact.of(section) if isinstance(fact, Stated | Switch) else fact(model) if callable(fact) else fact
+        if isinstance(fact, Stated | Switch | Limits):
+            value = fact.of(section)
+        else:
+            value = fact(model) if callable(fact) else fact
         if value is not None:
             values[name] = value
     rotation, of_windows = _rotations(kind, section, model)
@@ -141,7 +168,7 @@ def _execution(kind: str, config: str, model: ModelSpec) -> Execution:
 
 def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation | None, Rotation | None]:
     """Those of layers that attend to all tokens, and of layers with windows. Raises InputError."""
-    if not model.rope:
+    if not model.rope or (kind == "granitemoehybrid" and config.raw("position_embedding_type", None) != "rope"):
         return None, None
     if model.rope_type != "default" and not model.config:
         raise InputError(
@@ -149,8 +176,8 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
         )
     holder = next((name for name in _HOLDERS if config.raw(name, None)), None)
     rope = Section({}, "") if holder is None else config.section(holder)
-    if any(isinstance(inner, dict) for inner in rope.values().values()):
-        full, window = (_rotation(rope.section(name), model, {}) for name in ("full_attention", "sliding_attention"))
+    if any(isinstance(rope.raw(name, None), dict) for name in _BY_LAYER):
+        full, window = (_rotation(rope.section(name), model, {}) for name in _BY_LAYER)
     else:
         usual = _SHARES.get(kind)
         share = 1.0 if usual is None else config.number("partial_rotary_factor", above=0, at_most=1, default=usual)

@@ -208,7 +208,7 @@ TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
             {},
             {"architecture": "decoder", "form": LLAMA},
             {},
-            "its fields alone cannot be trained, only planned; take the config.json of one of llama",
+            "its type cannot be trained, only planned; take the config.json of one of llama",
         ),
         ({}, {"activation": "xielu"}, {}, "activation xielu cannot be trained"),
         ({}, {"rope_type": "yarn"}, {}, "rope_type yarn: its parameters are not stated"),

@@ -14,15 +14,18 @@ from tests.slow import slow_but
 LAYERS = 4
 WINDOWS = ["sliding_attention", "full_attention"] * 2
 NORMED = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": WINDOWS, "num_hidden_layers": LAYERS}
+RECURRENT = ["linear_attention", "full_attention"] * 2
 MODELS: dict[str, ModelSpec] = {
     "windows and norms of heads": tiny("qwen3-mixed", **NORMED),
     "windows, sinks and scales": tiny("granite_swa", layer_types=WINDOWS, num_hidden_layers=LAYERS),
     "capped scores, norms around": tiny("gemma2", layer_types=WINDOWS, num_hidden_layers=LAYERS),
     "latent attention": tiny("youtu", num_hidden_layers=LAYERS),
     "latent attention, scaled positions": tiny("youtu-yarn", num_hidden_layers=LAYERS),
+    "Mamba-2": tiny("granitemoehybrid", layer_types=RECURRENT, num_hidden_layers=LAYERS, mamba_n_groups=6),
+    "delta rule": tiny("qwen3_next", layer_types=RECURRENT, num_hidden_layers=LAYERS, mlp_only_layers=[0, 1, 2, 3]),
     "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
 }
-SEQUENCES = [name for name in MODELS if not name.startswith("latent attention")]
+SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "plain"))]
 PRECISE = 1e-13
 
 

@@ -1,0 +1,106 @@
+"""Which models are trained: what is read of them comes back from a plan file, and features that are not are named."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hexiopt.files.huggingface import model_from_config, read_model
+from hexiopt.files.models.execution import execution_of
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.reading import Section
+from runtime.mapping.trained_models import ACTIVATIONS, untrainable_model
+from runtime.model import functions
+from runtime.state.weight_names import CLASSES
+from tests.runtime.model.test_decoder import CASES, tiny
+
+SHIPPED = sorted((Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_training_reads_comes_back_from_a_plan_file(case: str) -> None:
+    model = tiny(case)
+    assert untrainable_model(model) is None
+    again = model_from_config(Section(model.to_dict(), "again"))
+    assert (again, execution_of(again)) == (model, execution_of(model))
+    assert again.to_dict() == model.to_dict()
+    execution = execution_of(model)
+    assert execution is not None
+    assert execution.type in CLASSES
+
+
+def test_activations_are_those_that_are_computed() -> None:
+    assert set(ACTIVATIONS) == functions.ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if path.stem != "hf"], ids=lambda path: path.stem)
+def test_shipped_models_are_trained_or_refused_in_one_line(path: Path) -> None:
+    refusal = untrainable_model(read_model(path))
+    assert refusal is None or (refusal.startswith("model ") and "\n" not in refusal and "; " in refusal)
+
+
+def case(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    return name, changes
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (case("youtu", hidden_act="tanh"), "activation tanh cannot be trained; take one of silu"),
+        (case("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "take one of default, linear"),
+        (case("llama", rope_parameters={"rope_type": "yarn"}), "factor: is missing"),
+        (case("llama", rope_parameters={"rope_type": "yarn", "factor": 2.0, "odd": 1}), "odd"),
+        (case("gemma2", attn_logit_softcapping=-1.0), "attn_logit_softcapping"),
+        (case("gemma3_text", sliding_window=64), "layers with and without windows rotate positions differently"),
+        (case("granite_swa", layer_rope_theta=[1.0, 2.0]), "differs by layer, which cannot be trained"),
+        (case("bamba", time_step_limit=[1.0]), "is not two numbers from 0 on"),
+        (case("deepseek_v3", num_nextn_predict_layers=1), "layers that predict further tokens cannot be trained"),
+    ],
+)
+def test_features_that_are_not_trained_are_named(model: tuple[str, dict[str, Any]], message: str) -> None:
+    name, changes = model
+    refusal = untrainable_model(tiny(name, **changes))
+    assert refusal is not None
+    assert message in refusal
+
+
+def plan_of(parallelism: Any) -> Plan:
+    return Plan((Pipeline((Stage(parallelism, ((0, 2),), ("none",)),), 1),))
+
+
+SEQUENCE = plan_of(SequenceParallel((SequenceGroup((0, 1), (5, 4), (3, 3)),)))
+TWO = Plan((Pipeline((Stage.of((0, 1), 0, 2),), 1),))
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "masks", "message"),
+    [
+        (
+            "olmo2",
+            TWO,
+            False,
+            "heads together is not cut by tensor parallelism; plan with space.max_tp=1",
+        ),
+        ("bamba-limits", TWO, False, "tensor parallelism cuts the groups that Mamba-2 norms together"),
+        ("bamba", TWO, False, None),
+        ("qwen3_next", TWO, False, None),
+        ("qwen3_next", SEQUENCE, False, "plan with space.sequence=false"),
+        ("youtu", SEQUENCE, False, "plan with space.sequence=false"),
+        ("gemma2", SEQUENCE, False, None),
+        ("gemma2", TWO, True, "knows no documents"),
+        ("bamba", TWO, True, "a recurrence knows no documents"),
+        ("gemma3_text", TWO, True, None),
+    ],
+)
+def test_plans_that_a_model_is_not_trained_by_are_named(
+    name: str, plan: Plan, masks: bool, message: str | None
+) -> None:
+    refusal = untrainable_model(tiny(name), plan, document_masking=masks)
+    assert refusal is None if message is None else message in str(refusal)
+
+
+def test_a_model_that_was_changed_since_it_was_read_is_refused() -> None:
+    refusal = untrainable_model(replace(tiny("gemma2"), vocab_size=99))
+    assert "it is not that of its config.json any more" in str(refusal)
