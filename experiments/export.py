@@ -61,17 +61,14 @@ def _export_plan(job: Job) -> float:
 def _export_weights(job: Job) -> float:
     if find_spec("torch") is None:
         raise InputError("export: needs torch; install hexiopt[train]")
-    from runtime.mapping.model_parts import whole_parts
-    from runtime.state.checkpoint import Checkpoint
     from runtime.state.weights import DTYPES, write_hugging_face
+    from runtime.training.beginning import exported_weights
 
     config = job.config.export
     if config.checkpoint is None:
         raise InputError("export.checkpoint: is missing; name a folder step-NNNNNNNN, or a plan with plan=...")
-    checkpoint = Checkpoint(Path(config.checkpoint))
-    checkpoint.check()
-    model = checkpoint.model
-    tensors = ((part.name, checkpoint.read("weight", part)) for part in whole_parts(model))
+    weights = None if config.weights is None else Path(config.weights).absolute()
+    model, tensors = exported_weights(Path(config.checkpoint), weights)
     write_hugging_face(job.folder / HUGGING_FACE, model, tensors, DTYPES[config.precision])
     job.show_files(HUGGING_FACE)
     return float("nan")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runtime.training.session import Session
     from runtime.training.settings import TrainingRun
 
-_PATHS = ("tokenizer", "resume", "weights")
+_PATHS = ("tokenizer", "resume", "weights", "adapter")
 
 
 def run(job: Job) -> float:
@@ -45,16 +45,19 @@ def run(job: Job) -> float:
     plan_file = job.plan_file(*replans) if job.config.plan else None
     problem = job.problem if plan_file is None else plan_file.problem
     paths = {key: None if getattr(config, key) is None else Path(getattr(config, key)).absolute() for key in _PATHS}
-    resume, weights, corpus = paths["resume"], paths["weights"], _corpus(config, paths["tokenizer"])
+    resume, weights, adapter = paths["resume"], paths["weights"], paths["adapter"]
+    if resume is not None and weights is not None and problem.workload.adapters is None:
+        raise InputError("train: resume and weights exclude each other; state one of them")
+    corpus = _corpus(config, paths["tokenizer"])
     corpus.check(folder)  # before torch is loaded and a plan is searched
 
     from experiments.reports.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
+    from runtime.settings import TRACE_AFTER, Settings
     from runtime.state.weights import HuggingFaceWeights
     from runtime.training.loggers import check_loggers
-    from runtime.training.preparation import prepared_run, resumed_progress
-    from runtime.training.settings import TRACE_AFTER, Settings
+    from runtime.training.preparation import adapter_start, prepared_run, resumed_progress
 
     check_loggers(config.loggers)
     check_problem(problem)
@@ -67,6 +70,7 @@ def run(job: Job) -> float:
             done = f"{resume} is at step {reached} of train.steps={config.steps}"
             job.show(f"The run is complete: {done}. To go on, set train.steps above that.")
             return float("nan")
+    weights, alpha = adapter_start(problem, resume, weights, adapter, config.lora_alpha)
     if config.trace_steps and reached + TRACE_AFTER + config.trace_steps > config.steps:
         raise InputError(
             f"train.trace_steps: {config.trace_steps} after the first {TRACE_AFTER} are more than the "
@@ -78,11 +82,19 @@ def run(job: Job) -> float:
     plan_file = plan_file or read_plan(plan)
     check_trainable(plan, plan_file, document_masking=config.document_masking)
     _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
-    own = {"seed": seed, "separator": None, "validation_share": config.validation_share}
+    own = {"seed": seed, "separator": None, "validation_share": config.validation_share, "lora_alpha": alpha}
     settings = Settings.of(vars(config) | own)
     with TokenisingProgress(quiet=job.in_sweep) as on_tokens:
         started = prepared_run(
-            plan, plan_file.problem, folder, settings, corpus, resume=resume, weights=weights, on_tokens=on_tokens
+            plan,
+            plan_file.problem,
+            folder,
+            settings,
+            corpus,
+            resume=resume,
+            weights=weights,
+            adapter=adapter,
+            on_tokens=on_tokens,
         )
     try:
         if config.launch == "torchrun":

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from experiments.app.nodes import node_of
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -13,6 +14,7 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 from hexiopt.study.alternatives import Wishes
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
+from runtime.settings import AdamW, Settings
 
 HUGGING_FACE = "huggingface"
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -115,9 +117,13 @@ class CollectConfig:
     folders: list[str] = field(default_factory=list)
 
 
+_OF_SETTINGS = {one.name for one in fields(Settings)} - {"adam", "seed", "silence_s", "separator", "validation_share"}
+_OF_ADAM = {one.name for one in fields(AdamW)} - {"eps"}
+
+
 @dataclass
-class TrainConfig:
-    """The settings of `train`.
+class TrainConfig(node_of(AdamW, _OF_ADAM), node_of(Settings, _OF_SETTINGS)):  # type: ignore[misc]
+    """The settings of `train`: fields of `runtime.settings`, and what else a run is started with.
 
     `data` is a text file, a folder of text files or a token file (.npy); null means the sources of Python's standard
     library. A file of rows (.jsonl, .parquet; with * several), or a dataset of the Hugging Face Hub (hf://NAME), is
@@ -132,7 +138,10 @@ class TrainConfig:
     over at most `validation_batches` global batches.
 
     A run starts from `resume`, a checkpoint (a folder step-NNNNNNNN), or from `weights`, a Hugging Face folder or
-    .safetensors file; without either, the weights are drawn from the seed. `loggers` also get the numbers of
+    .safetensors file; without either, the weights are drawn from the seed. With workload.training=lora, adapters begin
+    as nothing, or as those of `adapter`, a folder of peft; their products are scaled by `lora_alpha` over the rank
+    (null: as the folder says, else twice the rank). A checkpoint of adapters goes on beside the `weights` that it began
+    with, whose path it has. `loggers` also get the numbers of
     metrics.jsonl: tensorboard, wandb, mlflow.
 
     `trace_steps` writes a trace of so many steps of each process, after two, into the folder `trace`.
@@ -165,16 +174,6 @@ class TrainConfig:
     `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
-    steps: int = 50
-    lr: float = 3e-3
-    lr_schedule: str = "cosine"
-    warmup_steps: int = 5
-    decay_share: float = 0.2
-    min_lr_share: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_norm: float | None = 1.0
     data: str | None = None
     text_column: str = "text"
     data_split: str = "train"
@@ -184,20 +183,13 @@ class TrainConfig:
     document_masking: bool = False
     validation: Any = None
     validation_split: str = "validation"
-    validation_every: int = 25
-    validation_batches: int = 8
     resume: str | None = None
     weights: str | None = None
-    checkpoint_every: int = 25
-    keep_checkpoints: int = 2
+    adapter: str | None = None
     loggers: list[str] = field(default_factory=list)
-    trace_steps: int = 0
     on_failure: str = "restart"
     max_restarts: int = 3
-    timeout_s: float = 60.0
     stop_s: float = 120.0
-    compile_layers: bool | None = None
-    attention: str = "auto"
     launch: str = "local"
     machine: str | None = None
     master: str | None = None
@@ -221,6 +213,7 @@ class TrainConfig:
             section.number(key, at_least=0, at_most=1.0)
         section.text("lr_schedule", choices=CHOICES["train.lr_schedule"])
         section.number("max_norm", above=0, at_most=1e9, default=None)
+        section.number("lora_alpha", above=0, at_most=1e6, default=None)
         section.number("timeout_s", at_least=1, at_most=MAX_TIME_LIMIT_S)
         section.number("stop_s", at_least=0, at_most=MAX_TIME_LIMIT_S)
         section.text("on_failure", choices=CHOICES["train.on_failure"])
@@ -231,8 +224,6 @@ class TrainConfig:
         if self.loggers and self.launch == "torchrun":
             raise InputError("train: loggers: there are none under torchrun; leave them out, or take launch=machine")
         self._check_corpus(section)
-        if self.resume is not None and self.weights is not None:
-            raise InputError("train: resume and weights exclude each other; state one of them")
         if self.launch == "torchrun" and self.on_failure == "replan":
             raise InputError(
                 "train: on_failure: replan does not work under torchrun, which keeps the number of processes; "
@@ -300,7 +291,8 @@ class EmulateConfig:
 class ExportConfig:
     """The settings of `export`.
 
-    Of a checkpoint (a folder step-NNNNNNNN), it makes a model in `format` huggingface with weights in `precision`. Of a
+    Of a checkpoint (a folder step-NNNNNNNN), it makes a model in `format` huggingface with weights in `precision`, and
+    adapters merged into them: those at `weights`, or null where the checkpoint says that they are. Of a
     plan file plan=..., it makes files of a launcher or of a trainer, whichever `format` is; a launcher's start
     `trainer`. `folder` is where machines find these files (null: where they are written), `master` the host:port where
     ranks meet (null: on the machine of the first), `job` the name of the job, `minutes` its time limit, `image` the
@@ -308,6 +300,7 @@ class ExportConfig:
     """
 
     checkpoint: str | None = None
+    weights: str | None = None
     format: str = HUGGING_FACE
     precision: str = "bf16"
     trainer: str | None = None

@@ -12,11 +12,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.moments import ADAMW, moments_of
 from runtime.network import join_world
 from runtime.parallel.gradient_sync import Bucket
-from runtime.state.checkpoint import CheckpointProgress
+from runtime.state.checkpoint import CheckpointProgress, TrainedModel
 from runtime.state.saving import CheckpointWriter
-from runtime.state.slices import KINDS
+from runtime.state.slices import WEIGHT
 
 _MODEL = ModelSpec(
     name="saved",
@@ -30,7 +31,7 @@ _MODEL = ModelSpec(
     vocab_size=1024,
     max_positions=512,
 )
-_ELEMENT_BYTES = 4 * len(KINDS)
+_ELEMENT_BYTES = 4 * 3
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def _times(model: ModelSpec, folder: Path) -> list[SavingTimes]:
     for number, part in enumerate(whole_parts(model)):
         length = prod(part.shape)
         bucket = Bucket(number, (0,), True, {}, part.decays, 0, (part,), length, {}, torch.empty(0))
-        states.append((bucket, {kind: torch.ones(length) for kind in KINDS}))
+        states.append((bucket, {kind: torch.ones(length) for kind in (WEIGHT, *moments_of(ADAMW, part))}))
     found = []
-    writer = CheckpointWriter(folder, model, keep=1, states=states)
+    writer = CheckpointWriter(folder, TrainedModel(model), keep=1, states=states)
     for step in (1, 2):
         began = time.perf_counter()
         writer.save(CheckpointProgress("stop", step, step, 1, 0), states, lambda: None)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hexiopt.numbers.coefficients import BUCKET_PARAMS
 from runtime.mapping.layout import HeldParts, backward_turn
+from runtime.mapping.moments import ADAMW, rule_of
 from runtime.mapping.parts import ParameterPart
 
 BUCKET_ELEMENTS = BUCKET_PARAMS  # of a bucket, unless one parameter is larger
@@ -60,8 +61,9 @@ class BucketParts:
         return self.held.between() if self.sharded else []
 
 
-def bucket_parts(held: Iterable[HeldParts], zero: int) -> list[BucketParts]:
+def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -> list[BucketParts]:
     """All buckets of a plan of that ZeRO stage, in the order of `held`: that in which backwards make their gradients.
+    The optimizer keeps the same of all parts of a bucket.
 
     From ZeRO-2 on, the matrices of a unit (a layer, embedding or LM head) are a bucket. Norms and biases are left to
     ZeRO-1, as small parameters are by DeepSpeed (`stage3_param_persistence_threshold`): a collective of their own in
@@ -69,11 +71,11 @@ def bucket_parts(held: Iterable[HeldParts], zero: int) -> list[BucketParts]:
     """
     found = []
     for same in held:
-        by_decay: dict[bool, list[ParameterPart]] = defaultdict(list)
+        alike: dict[tuple[bool, str], list[ParameterPart]] = defaultdict(list)
         for part in same.parts:
             if prod(part.local_shape):
-                by_decay[part.decays].append(part)
-        for decays, kept in by_decay.items():
+                alike[part.decays, rule_of(optimizer, part)].append(part)
+        for (decays, _), kept in alike.items():
             if zero >= 2 and decays:
                 units = [tuple(own) for _, own in groupby(kept, lambda part: unit_name(part.name))]
                 found += [BucketParts(same, decays, own, zero) for own in units]

@@ -13,7 +13,6 @@ from math import lcm
 from typing import assert_never
 
 from hexiopt.cost.executors.communicators import Channels
-from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
@@ -22,9 +21,11 @@ from hexiopt.plan.token_layout import common, misfit, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import recompute_groups
-from hexiopt.problem.workload import FULL, Workload
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
+from runtime.mapping.adapters import Adapters, with_adapters
 from runtime.mapping.model_parts import stage_parts
+from runtime.mapping.moments import ADAFACTOR, RULES
 from runtime.mapping.parts import ParameterPart, Range, RankShard, shards, split
 from runtime.mapping.trained_models import untrainable_model
 
@@ -100,10 +101,11 @@ class RankExecutor:
         for group in groups:
             yield tuple(sorted(group.devices))
 
-    def parts(self, model: ModelSpec, rank: int) -> Iterator[ParameterPart]:
-        """The parts of parameters that `rank` holds."""
+    def parts(self, model: ModelSpec, rank: int, adapters: Adapters | None = None) -> Iterator[ParameterPart]:
+        """The parts of parameters that `rank` holds, with those of `adapters`, if any."""
         first, last = self.chunks[0].first, self.chunks[-1].last
-        return stage_parts(model, [c.layers for c in self.chunks], self.shards[self.ranks.index(rank)], first, last)
+        shard, layers = self.shards[self.ranks.index(rank)], [chunk.layers for chunk in self.chunks]
+        return with_adapters(stage_parts(model, layers, shard, first, last), adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class Layout:
     line_of: tuple[PipelineLayout, ...]
     executor_of: tuple[RankExecutor, ...]
     held: tuple[HeldParts, ...]
-    """Every element of every parameter once, those of the last layers first."""
+    """Every element of every parameter that is trained once, those of the last layers first."""
 
     @property
     def world_size(self) -> int:
@@ -236,9 +238,21 @@ def untrainable(
         return wrong
     if workload.precision not in ("bf16", "fp32"):
         return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    for name, value, only in (("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)):
-        if value != only:
-            return f"workload.{name}: {value} cannot be trained yet, only planned; take {only}"
+    if workload.optimizer not in RULES:
+        return (
+            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; "
+            f"take one of {', '.join(RULES)}"
+        )
+    if workload.optimizer == ADAFACTOR and plan is not None and plan.has_tensor_parallelism:
+        return (
+            f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism cuts"
+            "; plan with constraints.max_tp=1"
+        )
+    if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
+        return (
+            f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
+            "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
+        )
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         return "workload.sequence_parallel: false cannot be trained; take true"
     for p, pipeline in enumerate(() if plan is None else plan.pipelines):
@@ -255,8 +269,9 @@ def untrainable(
     return None
 
 
-def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> Layout:
-    """The processes of a plan that has passed the check; without a cluster, stated sharding groups are left out.
+def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adapters: Adapters | None = None) -> Layout:
+    """The processes of a plan that has passed the check, which train the model, or `adapters` of it; without a cluster,
+    stated sharding groups are left out.
 
     Raises InputError where heads are not the model's.
     """
@@ -288,7 +303,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None) -> L
         group_of = [executor.stage for executor in each]
     else:
         group_of = [0 if groups is None else groups[device] for device in devices]
-    held = _held(each, model, group_of)
+    held = _held(each, model, group_of, adapters)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
@@ -326,11 +341,14 @@ def _in_rank_order(ranks: Sequence[int], each: Sequence[RankShard]) -> tuple[tup
     return tuple(ranks[k] for k in order), tuple(each[k] for k in order)
 
 
-def _held(executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int]) -> tuple[HeldParts, ...]:
+def _held(
+    executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int], adapters: Adapters | None
+) -> tuple[HeldParts, ...]:
     holders: dict[str, list[tuple[ParameterPart, int]]] = {}
     for rank, executor in enumerate(executor_of):
-        for part in executor.parts(model, rank):
-            holders.setdefault(part.name, []).append((part, rank))
+        for part in executor.parts(model, rank, adapters):
+            if part.trained:
+                holders.setdefault(part.name, []).append((part, rank))
     found: dict[tuple[int, ...], list[ParameterPart]] = {}
     for name in sorted(holders, key=lambda name: (backward_turn(name), name)):
         own = holders[name]

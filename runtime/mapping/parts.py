@@ -9,7 +9,7 @@ from hexiopt.errors import InputError
 from hexiopt.problem.model import ModelSpec
 
 Range = tuple[int, int]  # [start, end)
-Initial = float | Literal["log_of_number"]  # of an element its number from 1
+Initial = float | Literal["log_of_number", "uniform"]  # of an element its number from 1; between ± 1 / √inputs
 
 
 def split(total: int, count: int) -> list[Range]:
@@ -47,7 +47,7 @@ class RankShard:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """The part [start, end) along `dim` of the parameter `name`, which is `shape` as a whole."""
+    """The part [start, end) along `dim` of the parameter `name`, which is `shape` as a whole; trained, or frozen."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +55,9 @@ class ParameterPart:
     start: int
     end: int
     initial: Initial | None = None
-    """The value of all its elements at first; None: as a run draws matrices, and zero of biases."""
+    """The value of all its elements at first, or how they are drawn; None: as a run draws matrices, and zero of
+    biases."""
+    trained: bool = True
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -64,7 +66,7 @@ class ParameterPart:
 
     @property
     def decays(self) -> bool:
-        """Whether AdamW decays it: matrices, but neither norms nor biases."""
+        """Whether an optimizer decays it: matrices, but neither norms nor biases."""
         return len(self.shape) > 1
 
 

@@ -105,6 +105,12 @@ class DecoderChunk:
         return x
 
     def _embedded(self, tokens_tb: Tensor) -> Tensor:
+        """Hidden states of tokens. Of a frozen embedding too they require a gradient, though nothing reads it: else
+        layers that are recomputed would get none."""
+        embedded = self._looked_up(tokens_tb)
+        return embedded.requires_grad_() if torch.is_grad_enabled() and not embedded.requires_grad else embedded
+
+    def _looked_up(self, tokens_tb: Tensor) -> Tensor:
         if self._tp.group is None:
             return self._scaled(functional.embedding(tokens_tb, self._weights[EMBEDDING]))
         low, high = self._rows

@@ -65,7 +65,8 @@ def activated(activation: str, x: Tensor) -> Tensor:
 
 
 def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """run(*inputs), of which only the inputs are kept: the backward runs it again."""
+    """run(*inputs), of which only the inputs are kept: the backward runs it again. One of them must require a gradient,
+    or nothing in `run` gets any."""
     if not torch.is_grad_enabled():
         return run(*inputs)
     if torch.compiler.is_compiling():  # which cannot look into a backward that runs another one
@@ -95,11 +96,11 @@ class _RmsNorm(torch.autograd.Function):
         return _as(x, exact * scale * (_exact(weight) + 1)) if is_unit else weight * _as(x, exact * scale)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
         (grad,) = grads
         normed = _exact(x) * scale
-        of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0)
+        of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         inner = _exact(grad) * (_exact(weight) + 1) if ctx.is_unit else _exact(grad * weight)
         # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
         of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)

@@ -55,12 +55,14 @@ def chunked_cross_entropy(
     """The same from normed hidden states of the rank's own tokens [t, B, H], with logits of `chunk_tokens` at a time.
 
     The forward makes the gradients too and keeps them instead of probabilities, as `F.linear_cross_entropy` of torch
-    does, which knows no ranks. Those of the weight are summed over chunks in its own precision.
+    does, which knows no ranks. Those of a weight that is trained are summed over chunks in its own precision.
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
     transient_bytes = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
     with saved_as("logits", transient_bytes):
-        found: Tensor = applied(_ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, kind)
+        found: Tensor = applied(
+            _ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, kind, weight_vh.requires_grad
+        )
     return found
 
 
@@ -105,15 +107,16 @@ def _of_chunk(
     group: dist.ProcessGroup | None,
     kind: Logits,
     of_x: Tensor,
-    of_w: Tensor,
+    of_w: Tensor | None,
 ) -> Tensor:
-    """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`. A function, so that
-    none of its logits is left when those of the next chunk are made."""
+    """The sum of a chunk's cross entropies; its gradients go into `of_x`, and are added to `of_w`, if any. A function,
+    so that none of its logits is left when those of the next chunk are made."""
     logits = kind.of(functional.linear(x, weight))
     lost, probabilities, row = _probabilities(logits, labels, rows, group)
     of_logits = kind.gradient(_of_logits(probabilities, row), logits).to(x.dtype)
     torch.mm(of_logits, weight, out=of_x)
-    of_w.addmm_(of_logits.T, x)
+    if of_w is not None:
+        of_w.addmm_(of_logits.T, x)
     return lost
 
 
@@ -132,19 +135,11 @@ class _CrossEntropy(torch.autograd.Function):
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        rows: Range,
-        tp: RankTpGroup,
-        chunk_tokens: int,
-        kind: Logits,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, rows: Range, *others: Any) -> Tensor:
+        tp, chunk_tokens, kind, is_trained = others
         whole = x if tp.group is None else gathered(x, tp)
         of_whole = torch.empty_like(whole, memory_format=torch.contiguous_format)
-        of_weight, loss = torch.zeros_like(weight), x.new_zeros((), dtype=_exact(x))
+        of_weight, loss = torch.zeros_like(weight) if is_trained else None, x.new_zeros((), dtype=_exact(x))
         read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
         for first in range(0, len(read), chunk_tokens):
             some = slice(first, first + chunk_tokens)
@@ -155,4 +150,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight = ctx.saved_tensors  # scaled in their place: there is one backward
-        return of_x.mul_(grads[0]), of_weight.mul_(grads[0]), None, None, None, None, None
+        of_weight = None if of_weight is None else of_weight.mul_(grads[0])
+        return of_x.mul_(grads[0]), of_weight, None, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Products of a layer's hidden states with its matrices, by their names in the layer, each with its bias if any.
+"""Products of a layer's hidden states with its matrices, by their names in the layer, with biases and adapters if any.
 
 Shapes: t tokens of a rank, T of all ranks of its TP group, B samples, H hidden.
 """
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from runtime.model.tensor_parallel import RankTpGroup
+from runtime.mapping.adapters import DOWN, UP
+from runtime.model.tensor_parallel import AdapterMatrices, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
 
@@ -15,10 +16,15 @@ Weights = Mapping[str, nn.Parameter]
 def columns(own: Weights, tp: RankTpGroup, x_tbh: Tensor, *names: str) -> tuple[Tensor, ...]:
     """Products of one's own tokens [t, B, H], with those of the other ranks [T, B, rows], where the output is cut."""
     weights, biases = [own[f"{name}.weight"] for name in names], [own.get(f"{name}.bias") for name in names]
-    return tp.columns(x_tbh, weights, biases)
+    return tp.columns(x_tbh, weights, biases, [_adapter(own, name) for name in names])
 
 
 def row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
     """A product [t, B, H] whose input [T, B, columns] is cut: summed over ranks before the bias, which all hold."""
-    summed, bias = tp.rows(x, own[f"{name}.weight"]), own.get(f"{name}.bias")
+    summed, bias = tp.rows(x, own[f"{name}.weight"], _adapter(own, name)), own.get(f"{name}.bias")
     return summed if bias is None else summed + bias
+
+
+def _adapter(own: Weights, name: str) -> AdapterMatrices | None:
+    down = own.get(f"{name}.{DOWN}.weight")
+    return None if down is None else (down, own[f"{name}.{UP}.weight"])

@@ -23,6 +23,10 @@ from runtime.mapping.parts import Range
 from runtime.model.functions import applied
 from runtime.saved import count_saved
 
+AdapterMatrices = tuple[Tensor, Tensor]
+"""A [rank, inputs] and B [outputs, rank] of a low-rank adapter (Hu et al., arXiv 2106.09685): beside a matrix W, a
+product with x becomes W x + scale · B (A x)."""
+
 
 class LateProducts:
     """What a rank's backwards put off: for micro-batches and layers, what computes gradients of the layers' weights."""
@@ -53,19 +57,20 @@ class LateProducts:
     def run(self, micro_batch: int, layer: int) -> None:
         """Compute the gradients of a layer's weights, in the order in which they were put off, and add them."""
         with torch.no_grad():
-            for compute in self._todo.pop((micro_batch, layer)):
+            for compute in self._todo.pop((micro_batch, layer), ()):
                 compute()
 
 
 @dataclass(frozen=True, eq=False)
 class RankTpGroup:
     """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other. Where
-    backwards are split, `late` has what they put off."""
+    backwards are split, `late` has what they put off. Products with adapters have the same `adapter_scale`."""
 
     rank: int
     tokens: tuple[Range, ...]
     group: dist.ProcessGroup | None = None
     late: LateProducts | None = None
+    adapter_scale: float = 0.0
 
     @property
     def own(self) -> Range:
@@ -77,19 +82,37 @@ class RankTpGroup:
         """The rank without the others: for products of what it has of all tokens."""
         return replace(self, group=None)
 
-    def columns(self, x_tbh: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    def columns(
+        self,
+        x_tbh: Tensor,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        adapters: Sequence[AdapterMatrices | None] = (),
+    ) -> tuple[Tensor, ...]:
         """Products of all ranks' tokens [T, B, H], of which one's own are given [t, B, H], with matrices cut in rows of
-        their weights."""
+        their weights, and with their adapters, if any, whose B is cut likewise."""
+        arguments = self._arguments(weights, biases, adapters)
         if self.group is None:
-            found: tuple[Tensor, ...] = applied(_Products, x_tbh, None, self.late, *weights, *biases)
+            products: tuple[Tensor, ...] = applied(_Products, x_tbh, None, *arguments)
         else:
-            found = _together(_Products, x_tbh, self, self.late, *weights, *biases)
-        return found
+            products = _together(_Products, x_tbh, self, *arguments)
+        return products
 
-    def rows(self, x_tbn: Tensor, weight: Tensor) -> Tensor:
-        """The product with a matrix cut in columns of its weight, summed over ranks: one's own tokens [t, B, H]."""
-        (found,) = applied(_Products, x_tbn, None, self.late, weight, None)
-        return self.scatter(found)
+    def rows(self, x_tbn: Tensor, weight: Tensor, adapter: AdapterMatrices | None = None) -> Tensor:
+        """The product with a matrix cut in columns of its weight, and with its adapter, if any, whose A is cut
+        likewise, summed over ranks: one's own tokens [t, B, H]."""
+        (product,) = applied(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
+        return self.scatter(product)
+
+    def _arguments(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        adapters: Sequence[AdapterMatrices | None],
+    ) -> tuple[Any, ...]:
+        """What `_Products` takes after what it communicates with. All matrices of a model are trained, or none."""
+        downs, ups = ([None if pair is None else pair[k] for pair in adapters or [None] * len(weights)] for k in (0, 1))
+        return self.late, weights[0].requires_grad, self.adapter_scale, *weights, *biases, *downs, *ups
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
@@ -155,58 +178,89 @@ def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
 
 
 class _Products(torch.autograd.Function):
-    """Of one input with several matrices, each with its bias or None; gathered before, if there is a `tp` to do it.
+    """Of one input with several matrices, each with its bias and its adapter, or None; gathered before, if there is a
+    `tp` to do it. Frozen matrices need no gradient, and no input for it.
 
-    `others` are `tp`, what takes gradients of weights that are put off, or None, weights and biases. They have no
-    parameters of their own, because torch 2.13 compiles a forward that has as many parameters as there are arguments as
-    if it took no `ctx`, where there is no backward.
+    `others` are `tp`, what takes gradients of weights that are put off, or None, whether matrices are trained, the
+    scale of adapters, weights, biases, and both matrices of adapters. They have no parameters of their own, because
+    torch 2.13 compiles a forward that has as many parameters as there are arguments as if it took no `ctx`, where there
+    is no backward.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        tp, late, *weights_and_biases = others
-        count = len(weights_and_biases) // 2
-        weights, biases = weights_and_biases[:count], weights_and_biases[count:]
+        tp, late, is_trained, scale, *operands = others
+        count = len(operands) // 4
+        weights, biases, downs, ups = (operands[k * count : (k + 1) * count] for k in range(4))
         ctx.tp = None if tp is None or tp.group is None else tp
-        ctx.biased = [bias is not None for bias in biases]
-        ctx.late, ctx.weights = late, weights if late is not None else []
-        ctx.save_for_backward(x, *weights)
+        ctx.biased = [is_trained and bias is not None for bias in biases]
+        ctx.late, ctx.matrices = late, [*weights, *downs] if late is not None else []
+        ctx.is_trained, ctx.scale = is_trained, scale
         whole = x if ctx.tp is None else gathered(x, ctx.tp)
-        return tuple(functional.linear(whole, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        products, inners = [], []
+        for weight, bias, down, up in zip(weights, biases, downs, ups, strict=True):
+            product, inner = functional.linear(whole, weight, bias), None
+            if down is not None:
+                inner = functional.linear(whole, down.to(x.dtype)).mul_(scale)
+                product.flatten(0, 1).addmm_(inner.flatten(0, 1), up.to(x.dtype).t())
+            products.append(product)
+            inners.append(inner)
+        reads = is_trained or any(down is not None for down in downs)
+        ctx.save_for_backward(x if reads else None, *weights, *downs, *ups, *inners)
+        return tuple(products)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        late = ctx.late if ctx.late is not None and ctx.late.takes(ctx.weights[0]) else None
+        x, *saved = ctx.saved_tensors
+        count = len(grads)
+        weights, downs, ups, inners = (saved[k * count : (k + 1) * count] for k in range(4))
+        late = ctx.late if x is not None and ctx.late is not None and ctx.late.takes(ctx.matrices[0]) else None
         # What travels does so beside the products that do not need it.
-        gathering = None if ctx.tp is None or late is not None else _gathering(x, ctx.tp)
+        gathering = None if ctx.tp is None or late is not None or x is None else _gathering(x, ctx.tp)
         flat = [grad.flatten(0, 1) for grad in grads]
         of_x = flat[0].mm(weights[0])
         for grad, weight in zip(flat[1:], weights[1:], strict=True):
             of_x.addmm_(grad, weight)
+        of_inners: list[Tensor | None] = [None] * count
+        of_ups: list[Tensor | None] = [None] * count
+        for k, (grad, down, up, inner) in enumerate(zip(flat, downs, ups, inners, strict=True)):
+            if down is not None:
+                of_inner = of_inners[k] = grad.mm(up.to(grad.dtype)).mul_(ctx.scale)
+                of_x.addmm_(of_inner, down.to(grad.dtype))
+                of_ups[k] = grad.t().mm(inner.flatten(0, 1)).to(up.dtype)
         of_x = of_x.view(*grads[0].shape[:2], of_x.shape[-1])
         scattering = None if ctx.tp is None else _scattering(of_x, ctx.tp)
-        of_weights: list[Tensor | None] = [None] * len(weights)
+        # Of the products with x: matrices, then the first ones of adapters.
+        makers = [*(flat if ctx.is_trained else [None] * count), *of_inners]
+        of_matrices: list[Tensor | None] = [None] * len(makers)
         if late is not None:
-            late.put(ctx.weights[0], partial(_add_products, x, ctx.tp, flat, ctx.weights, count_saved(x, *flat)))
-        else:
+            pairs = [(grad, matrix) for grad, matrix in zip(makers, ctx.matrices, strict=True) if grad is not None]
+            held = count_saved(x, *(grad for grad, _ in pairs))
+            late.put(ctx.matrices[0], partial(_add_products, x, ctx.tp, pairs, held))
+        elif x is not None:
             whole = (x if gathering is None else gathering()).flatten(0, 1)
-            of_weights = [grad.t().mm(whole) for grad in flat]
+            of_matrices = [
+                None if grad is None else grad.t().mm(whole).to(matrix.dtype)
+                for grad, matrix in zip(makers, [*weights, *downs], strict=True)
+            ]
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
-        return of_x if scattering is None else scattering(), None, None, *of_weights, *of_biases
+        of_x = of_x if scattering is None else scattering()
+        return of_x, None, None, None, None, *of_matrices[:count], *of_biases, *of_matrices[count:], *of_ups
 
 
 def _add_products(
-    x: Tensor, tp: RankTpGroup | None, grads: Sequence[Tensor], weights: Sequence[Tensor], held: Sequence[Any]
+    x: Tensor, tp: RankTpGroup | None, pairs: Sequence[tuple[Tensor, Tensor]], held: Sequence[Any]
 ) -> None:
-    """Add to the gradients of `weights` what the gradients of their products with one input, [tokens, rows], make.
+    """Add to the gradients of matrices what the gradients of their products with one input, [tokens, rows], make.
     `held` counts what that needs."""
     whole = (x if tp is None else gathered(x, tp)).flatten(0, 1)
-    for grad, weight in zip(grads, weights, strict=True):
-        if weight.grad is None:
-            weight.grad = grad.t().mm(whole)
+    for grad, matrix in pairs:
+        if matrix.grad is None:
+            matrix.grad = grad.t().mm(whole).to(matrix.dtype)
+        elif matrix.dtype == grad.dtype:
+            matrix.grad.addmm_(grad.t(), whole)
         else:
-            weight.grad.addmm_(grad.t(), whole)
+            matrix.grad += grad.t().mm(whole)
 
 
 class _Scatter(torch.autograd.Function):

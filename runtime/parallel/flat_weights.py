@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from runtime.mapping.parts import ParameterPart
-from runtime.model.decoder import empty_weights
 from runtime.parallel.gradient_sync import Bucket
 
 
@@ -16,13 +15,15 @@ def first_weights(
     initial: Callable[[ParameterPart], Tensor],
     dtype: torch.dtype,
     device: torch.device,
+    trained_dtype: torch.dtype | None = None,
 ) -> dict[str, nn.Parameter]:
-    """A rank's parameters with their first values: views of the `weight` that their buckets get.
+    """A rank's parameters with their first values, of `dtype`, or, trained, of their own: views of the `weight` that
+    their buckets get.
 
     So an optimiser steps them where they are. Those that lie in several buckets have memory of their own, and none of
     their buckets a `weight`. Those in buckets of ZeRO-3 are without elements, and the buckets get this rank's share.
     """
-    parts = {part.name: part for part in own}
+    parts, frozen_dtype, dtype = {part.name: part for part in own}, dtype, trained_dtype or dtype
     weights: dict[str, nn.Parameter] = {}
     for bucket in found:
         if bucket.zero == 3:
@@ -33,10 +34,11 @@ def first_weights(
             for name, view, _ in bucket.pieces(bucket.weight):
                 weights[name] = nn.Parameter(view)
                 weights[name].data.copy_(initial(parts[name]))
-    alone = [part for part in own if part.name not in weights]
-    for name, weight in empty_weights(alone, dtype, device).items():
-        weights[name] = weight
-        weight.data.copy_(initial(parts[name]))
+    for part in own:
+        if part.name not in weights:
+            weight = torch.empty(part.local_shape, dtype=dtype if part.trained else frozen_dtype, device=device)
+            weights[part.name] = nn.Parameter(weight, part.trained)
+            weight.copy_(initial(part))
     return {part.name: weights[part.name] for part in own}
 
 

@@ -1,39 +1,33 @@
-"""AdamW over flat buckets, with master weights in float32 or better; from ZeRO-1 on each holder steps its own share.
+"""The optimizer over flat buckets, with master weights in float32 or better where it keeps them; from ZeRO-1 on each
+holder steps its own share.
 
 Weights that are exact themselves need no masters beside them: they are stepped where they are, in the `weight` of their
-bucket. Those of a bucket without one are laid out flat while it is stepped.
+bucket. Those of a bucket without one are laid out flat while it is stepped, and so are, exactly, those in 16 bits that
+have no masters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hexiopt.numbers.optimizers import OPTIMIZERS
 from runtime.mapping.buckets import forward_turn
+from runtime.mapping.moments import ADAMW, is_whole, moment_shape, moments_of, rule_of
 from runtime.parallel.gradient_sync import Bucket
 from runtime.parallel.hooks import NO_HOOKS, Hooks
+from runtime.parallel.step_rules import STEPS, BucketStep, PassNumbers, compiled_adamw_pass
 from runtime.parallel.weight_gathers import WeightGathers
+from runtime.settings import AdamW
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Loshchilov and Hutter, arXiv 1711.05101. The norm of all gradients is clipped to `max_norm`, if any; norms and
-    biases do not decay."""
-
-    lr: float = 3e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float | None = 1.0
+__all__ = ["AdamW", "Optimizer"]
 
 
 class Optimizer:
-    """Steps the weights of one rank from the summed gradients of its buckets."""
+    """Steps the weights of one rank from the summed gradients of its buckets, as the optimizer `kind` does
+    (`hexiopt/numbers/optimizers.py`); AdamW with masters perhaps by one compiled pass over a bucket."""
 
     def __init__(
         self,
@@ -42,32 +36,46 @@ class Optimizer:
         weights: Mapping[str, nn.Parameter],
         gathers: WeightGathers,
         hooks: Hooks = NO_HOOKS,
+        *,
+        kind: str = ADAMW,
+        keeps_masters: bool = True,
+        in_one_pass: bool = False,
     ) -> None:
         self._settings, self._buckets, self._gathers = settings, buckets, gathers
-        self._hooks = hooks
-        example = next(iter(weights.values()))
+        self._hooks, self._kind, self._in_one_pass = hooks, kind, in_one_pass
+        example = max(weights.values(), key=lambda weight: weight.requires_grad)  # adapters, where there are any
         self._dtype, self._device = example.dtype, example.device
         # Those first that a forward needs first; of all ranks in one order.
         self._turns = sorted(range(len(buckets)), key=lambda k: (forward_turn(buckets[k].parts), buckets[k].number))
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
         self.masters: list[Tensor | None] = [
-            None if self._exact(bucket) == self._dtype else self._laid_out(bucket) for bucket in buckets
-        ]
-        """The rank's share of each bucket; None where weights are exact."""
-        self.moments = [
-            {kind: torch.zeros(_length(bucket), dtype=self._exact(bucket), device=self._device) for kind in _MOMENTS}
+            self._laid_out(bucket) if keeps_masters and self._stepped_dtype(bucket) != self._dtype else None
             for bucket in buckets
         ]
+        """The rank's share of each bucket; None where weights are exact, or have none."""
+        self.moments = [self._moments(bucket) for bucket in buckets]
 
-    def _exact(self, bucket: Bucket) -> torch.dtype:
-        return torch.promote_types(bucket.gradient.dtype, torch.float32)
+    def _stepped_dtype(self, bucket: Bucket) -> torch.dtype:
+        """That of weights and moments while they are stepped."""
+        return self._dtype if OPTIMIZERS[self._kind].moment_widths else _exact(bucket)
+
+    def _moments(self, bucket: Bucket) -> dict[str, Tensor]:
+        """What is kept of the rank's share, flat, before the first step."""
+        sizes = {
+            moment: sum(prod(moment_shape(moment, part.local_shape)) for part in bucket.parts)
+            if is_whole(moment)
+            else _length(bucket)
+            for moment in moments_of(self._kind, bucket.parts[0])
+        }
+        dtype, device = self._stepped_dtype(bucket), self._device
+        return {moment: torch.zeros(size, dtype=dtype, device=device) for moment, size in sizes.items()}
 
     @torch.no_grad()
     def _laid_out(self, bucket: Bucket) -> Tensor:
-        """The rank's share of the weights, flat and exact: where they are flat and exact, themselves."""
+        """The rank's share of the weights, flat, as they are stepped: where they are both, themselves."""
         if bucket.own_weight is not None:
-            return bucket.own_weight.to(self._exact(bucket))
-        flat = torch.zeros(bucket.length, dtype=self._exact(bucket), device=self._device)
+            return bucket.own_weight.to(self._stepped_dtype(bucket))
+        flat = torch.zeros(bucket.length, dtype=self._stepped_dtype(bucket), device=self._device)
         self._gathers.lay_out(bucket, flat)
         return flat[bucket.share].clone() if bucket.sharded else flat
 
@@ -108,35 +116,21 @@ class Optimizer:
         divisor = torch.ones_like(counted) if most is None else (sums[1].sqrt() / most).clamp_(min=1.0)
         elements = sum(map(_length, self._buckets))
         self._steps += 1
+        numbers = PassNumbers.of(lr, self._steps, divisor, self._settings) if self._in_one_pass else None
         for bucket, master, moments in self._all(self._turns):
-            began_s = self._hooks.now_s()
-            self._step_bucket(bucket, master, moments, lr, divisor)
+            began_s, own = self._hooks.now_s(), bucket.own_weight
+            rule, settings = rule_of(self._kind, bucket.parts[0]), self._settings
+            gradient, decay = bucket.summed, settings.weight_decay if bucket.decays else 0.0
+            if numbers is not None and rule == ADAMW and own is not None and own.dtype != master.dtype:
+                compiled_adamw_pass()(own, master, gradient, tuple(moments.values()), numbers, settings, decay)
+                master = own
+            else:
+                STEPS[rule](
+                    BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay)
+                )
             self._hooks.stepped(began_s, len(master) / elements)
             self._gathers.begin(bucket, master, self._dtype)
         return torch.cat([sums, held.view(1)])
-
-    def _step_bucket(
-        self, bucket: Bucket, master: Tensor, moments: Mapping[str, Tensor], lr: float, divisor: Tensor
-    ) -> None:
-        """One pass over the states, and nothing beside them. The kernel divides by float32 only."""
-        settings, gradient = self._settings, bucket.summed.to(master.dtype)
-        in_kernel = master.dtype == torch.float32
-        torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
-            [master],
-            [gradient if in_kernel else gradient / divisor],
-            [moments["exp_avg"]],
-            [moments["exp_avg_sq"]],
-            [],
-            [self._steps],
-            lr=lr,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            weight_decay=settings.weight_decay if bucket.decays else 0.0,
-            eps=settings.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor.float() if in_kernel else None,
-        )
 
     def _squares(self) -> tuple[Tensor, Tensor]:
         """Squared Euclidean norms of this rank's share of the gradients: of those that it counts for all their holders,
@@ -144,12 +138,16 @@ class Optimizer:
         counted = torch.zeros((), dtype=torch.float64, device=self._device)
         held = torch.zeros_like(counted)
         for bucket in self._buckets:
-            norm = torch.linalg.vector_norm(bucket.summed, dtype=self._exact(bucket))
+            norm = torch.linalg.vector_norm(bucket.summed, dtype=_exact(bucket))
             squares = norm.double().square()
             held += squares
             if bucket.counts:
                 counted += squares
         return counted, held
+
+
+def _exact(bucket: Bucket) -> torch.dtype:
+    return torch.promote_types(bucket.gradient.dtype, torch.float32)
 
 
 def _length(bucket: Bucket) -> int:

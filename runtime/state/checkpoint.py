@@ -27,12 +27,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
+from runtime.mapping.adapters import MAX_ALPHA, Adapters, with_adapters
 from runtime.mapping.model_parts import whole_parts
+from runtime.mapping.moments import ADAMW, RULES, moment_shape, moments_of
 from runtime.mapping.parts import ParameterPart
 from runtime.parallel.gradient_sync import Bucket
-from runtime.state.slices import KINDS, Slices, State, state_dict, stored_name
+from runtime.state.slices import WEIGHT, Slices, State, state_dict, stored_name
 
 FORMAT, VERSION = "hexiopt.checkpoint", 2
 INDEX, SUFFIX = "index.json", ".safetensors"
@@ -52,16 +55,73 @@ class CheckpointProgress:
     validation_share: float = 0.0
 
 
+@dataclass(frozen=True)
+class BaseWeights:
+    """What adapters stand beside: Hugging Face weights at `path` and their hash, or what the seed draws (None)."""
+
+    path: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a checkpoint is of: a model or `adapters` of it, beside their `base`, and the optimizer whose moments it
+    has."""
+
+    model: ModelSpec
+    optimizer: str = ADAMW
+    adapters: Adapters | None = None
+    base: BaseWeights = BaseWeights()
+
+    @property
+    def lora(self) -> Lora | None:
+        """The form of its adapters."""
+        return None if self.adapters is None else self.adapters.lora
+
+    def parts(self) -> list[ParameterPart]:
+        """What is trained, whole."""
+        return [part for part in with_adapters(whole_parts(self.model), self.adapters) if part.trained]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; a model trained whole by AdamW as in files written before others were."""
+        data: dict[str, Any] = {"model": self.model.to_dict()}
+        if self.optimizer != ADAMW:
+            data["optimizer"] = self.optimizer
+        if self.adapters is not None:
+            targets = list(self.adapters.lora.matrices)
+            lora = asdict(self.adapters.lora) | {"targets": targets}
+            data["adapters"] = lora | {"alpha": self.adapters.alpha, "base": asdict(self.base)}
+        return data
+
+    @classmethod
+    def read(cls, index: Section) -> "TrainedModel":
+        """That of what `to_dict` made. Raises InputError."""
+        model, optimizer = (
+            model_from_config(index.section("model")),
+            index.text("optimizer", choices=RULES, default=ADAMW),
+        )
+        if "adapters" not in index:
+            return cls(model, optimizer)
+        section = index.section("adapters")
+        with section.building():
+            lora = Lora(**section.fields(Lora))
+        alpha, stated = section.number("alpha", above=0, at_most=MAX_ALPHA), section.section("base")
+        base = BaseWeights(stated.raw("path", None), stated.raw("sha256", None))
+        stated.finish()
+        section.finish()
+        return cls(model, optimizer, Adapters(lora, alpha), base)
+
+
 def finished(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder, by step."""
     return sorted(path.parent for path in folder.glob(f"step-*/{INDEX}"))
 
 
 def write_index(
-    folder: Path, model: ModelSpec, progress: CheckpointProgress, files: Mapping[str, Mapping[str, Any]]
+    folder: Path, trained: TrainedModel, progress: CheckpointProgress, files: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write the index of a checkpoint: of each of its files `bytes` and `sha256`."""
-    index = {"format": FORMAT, "version": VERSION, **asdict(progress), "model": model.to_dict(), "files": dict(files)}
+    index = {"format": FORMAT, "version": VERSION, **asdict(progress), **trained.to_dict(), "files": dict(files)}
     with (folder / INDEX).open("w", encoding="utf-8") as file:
         json.dump(index, file, indent=1)
         file.flush()
@@ -82,7 +142,8 @@ class Checkpoint:
                 f"{path}: is of version 1, which this hexiopt does not read; export its weights with the hexiopt that "
                 "wrote it, and start from them (train.weights)"
             )
-        self.model = model_from_config(index.section("model"))
+        self.trained = TrainedModel.read(index)
+        self.model = self.trained.model
         step, sequences, seq_len = (
             index.integer(key, at_least=0, at_most=2**62) for key in ("step", "sequences", "seq_len")
         )
@@ -106,13 +167,13 @@ class Checkpoint:
         for path in self._path.glob(f"*{SUFFIX}"):
             if path.name not in self._files:
                 raise InputError(f"{path}: is not in {INDEX}; remove it, or resume from another checkpoint")
-        for part in whole_parts(self.model):
-            for kind in KINDS:
-                has, needed = self._elements(stored_name(kind, part.name), part.shape), prod(part.shape)
+        for part in self.trained.parts():
+            for kind in (WEIGHT, *moments_of(self.trained.optimizer, part)):
+                name, shape = stored_name(kind, part.name), moment_shape(kind, part.shape)
+                has, needed = self._elements(name, shape), prod(shape)
                 if has != needed:
                     raise InputError(
-                        f"{self._path}: has {has} of {needed} elements of {stored_name(kind, part.name)}; "
-                        "resume from another checkpoint"
+                        f"{self._path}: has {has} of {needed} elements of {name}; resume from another checkpoint"
                     )
 
     def _elements(self, name: str, shape: tuple[int, ...]) -> int:

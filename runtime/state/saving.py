@@ -28,13 +28,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hexiopt.errors import InputError
-from hexiopt.problem.model import ModelSpec
 from runtime.device import wait_for
 from runtime.network import host_group
 from runtime.parallel.gradient_sync import Bucket
-from runtime.state.checkpoint import SUFFIX, CheckpointProgress, finished, write_index
+from runtime.state.adapter_files import FOLDER as ADAPTER
+from runtime.state.adapter_files import write_adapter
+from runtime.state.checkpoint import SUFFIX, Checkpoint, CheckpointProgress, TrainedModel, finished, write_index
 from runtime.state.safetensors_header import header
-from runtime.state.slices import Slices, State, state_dict
+from runtime.state.slices import WEIGHT, Slices, State, state_dict
 
 _UNFINISHED = ".unfinished-"
 _LIMIT_S = 7200.0  # that one rank may write longer than another
@@ -43,14 +44,15 @@ _BLOCK_BYTES = 2**20
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run of `model` into `folder`, together with all other ranks; the last `keep` stay.
+    """Writes the checkpoints of a run into `folder`, together with all other ranks; the last `keep` stay. Beside what
+    goes on from adapters is a folder `adapter`, as peft has them.
 
     Made by all ranks together. `states` are what is to be saved later: the memory for copies of them is made at once,
     because a first touch of gigabytes would stop training for seconds.
     """
 
-    def __init__(self, folder: Path, model: ModelSpec, keep: int, states: Iterable[tuple[Bucket, State]]) -> None:
-        self._folder, self._model, self._keep = folder, model, keep
+    def __init__(self, folder: Path, trained: TrainedModel, keep: int, states: Iterable[tuple[Bucket, State]]) -> None:
+        self._folder, self._trained, self._keep = folder, trained, keep
         self._group = host_group(_LIMIT_S)
         if dist.get_rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,7 @@ class CheckpointWriter:
 
     def _write(self, progress: CheckpointProgress, copied: dict[str, Slices]) -> None:
         try:
-            writer = _Writer(self._folder, dist.get_rank(), self._model, progress, self._keep)
+            writer = _Writer(self._folder, dist.get_rank(), self._trained, progress, self._keep)
             save(dict(copied), storage_writer=writer, process_group=self._group)
         except BaseException as error:  # told when the thread is taken over; DCP's own is no Exception
             self._error = error
@@ -140,11 +142,11 @@ class _Writer(HuggingFaceStorageWriter):
     stood still for seconds. It also keeps only the last of several boxes of one parameter.
     """
 
-    def __init__(self, folder: Path, rank: int, model: ModelSpec, progress: CheckpointProgress, keep: int) -> None:
+    def __init__(self, folder: Path, rank: int, trained: TrainedModel, progress: CheckpointProgress, keep: int) -> None:
         self._target = folder / f"step-{progress.step:08d}"
         self._writing = folder / f"{_UNFINISHED}{self._target.name}"
         super().__init__(str(self._writing), save_distributed=True)
-        self._rank, self._model, self._progress, self._keep = rank, model, progress, keep
+        self._rank, self._trained, self._progress, self._keep = rank, trained, progress, keep
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """One file, and further ones for further boxes of the same tensors."""
@@ -172,7 +174,11 @@ class _Writer(HuggingFaceStorageWriter):
             shutil.rmtree(self._writing)
             return
         files = {name: stated for own in results for one in own for name, stated in one.storage_data.items()}
-        write_index(self._writing, self._model, self._progress, dict(sorted(files.items())))
+        write_index(self._writing, self._trained, self._progress, dict(sorted(files.items())))
+        if self._trained.adapters is not None:
+            whole = Checkpoint(self._writing)
+            tensors = [(part.name, whole.read(WEIGHT, part)) for part in self._trained.parts()]
+            write_adapter(self._writing / ADAPTER, self._trained, tensors)
         _sync(self._writing)
         self._writing.rename(self._target)
         _sync(self._target.parent)

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from runtime.mapping.moments import is_whole, moment_shape
 from runtime.mapping.parts import ParameterPart
 from runtime.parallel.gradient_sync import Bucket
 
 WEIGHT = "weight"
-KINDS = (WEIGHT, "exp_avg", "exp_avg_sq")
 
 State = Mapping[str, Tensor]  # a bucket's share of each kind, flat
 Box = tuple[tuple[int, ...], tuple[int, ...], int]  # where it begins, its sizes, and its first element of the flat ones
@@ -95,17 +95,17 @@ def state_dict(states: Iterable[tuple[Bucket, State]]) -> dict[str, Slices]:
     parts: dict[str, dict[tuple[int, ...], Tensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for bucket, state in states:
-        share, at = bucket.share, 0
-        for part in bucket.parts:
-            low, high = max(at, share.start), min(at + prod(part.local_shape), share.stop)
-            for start, sizes, first in boxes(part.local_shape, low - at, high - at):
-                begin = at + first - share.start
-                for kind in KINDS:
-                    name = stored_name(kind, part.name)
-                    shapes[name] = part.shape
-                    view = state[kind][begin : begin + prod(sizes)].view(sizes)
+        for kind, flat in state.items():
+            share, at = slice(0, len(flat)) if is_whole(kind) else bucket.share, 0
+            for part in bucket.parts:
+                name, shape = stored_name(kind, part.name), moment_shape(kind, part.local_shape)
+                low, high = max(at, share.start), min(at + prod(shape), share.stop)
+                for start, sizes, first in boxes(shape, low - at, high - at):
+                    begin = at + first - share.start
+                    shapes[name] = moment_shape(kind, part.shape)
+                    view = flat[begin : begin + prod(sizes)].view(sizes)
                     parts.setdefault(name, {})[_in_whole(part, start)] = view
-            at += prod(part.local_shape)
+                at += prod(shape)
     return {name: Slices(shapes[name], found) for name, found in parts.items()}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import FINAL_NORM, execution_of
+from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, execution_of
 from runtime.mapping.parts import ParameterPart
 from runtime.state.fused_tensors import FusedPiece
 
@@ -23,6 +23,13 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             FINAL_NORM: "model.final_layernorm.weight",
         },
         "granitemoehybrid": {"recurrent": "mamba", "mlp": "shared_mlp", "down_proj": "output_linear"},
+        "nemotron_h": {
+            **dict.fromkeys(("self_attn", "mlp", "recurrent"), "mixer"),
+            "model": "backbone",
+            "input_layernorm": "norm",
+            EMBEDDING: "backbone.embeddings.weight",
+            FINAL_NORM: "backbone.norm_f.weight",
+        },
         "qwen3_next": {"recurrent": "linear_attn"},
     }
 )
@@ -45,6 +52,7 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         "youtu": "YoutuForCausalLM",
         "bamba": "BambaForCausalLM",
         "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+        "nemotron_h": "NemotronHForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
     }
 )
@@ -54,7 +62,8 @@ CLASSES: Mapping[str, str] = MappingProxyType(
 def stored_shape(part: ParameterPart, model: ModelSpec, fused: Mapping[str, FusedPiece]) -> tuple[str, tuple[int, ...]]:
     """The stored tensor that holds a parameter, perhaps with others: its name and shape."""
     piece = fused.get(part.name)
-    return (stored_name(part.name, model), part.shape) if piece is None else (piece.name, piece.shape)
+    name, shape = (part.name, part.shape) if piece is None else (piece.name, piece.shape)
+    return stored_name(name, model), shape
 
 
 def stored_name(name: str, model: ModelSpec) -> str:

@@ -1,10 +1,12 @@
 """A model's weights as Hugging Face has them: read part by part, written tensor by tensor. Nothing is unpickled."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +31,7 @@ SUFFIX = ".safetensors"
 # The index of a model of 10,000 layers has 15 MB.
 MAX_INDEX_BYTES = 2**26
 SHARD_BYTES = 5 * 10**9
+_HASHED_ROWS = 16
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # by precision
 # Frequencies of rotary positions, which older files hold: they follow from config.json.
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -38,7 +41,7 @@ _COMPUTED = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class StoredTensor:
     """What the header of `file` says of a tensor."""
 
     file: Path
@@ -90,14 +93,23 @@ class HuggingFaceWeights:
         Raises InputError where the file cannot be read any more.
         """
         if piece := self._fused.get(part.name):
-            with _opened(self._stored[piece.name].file) as file:
-                whole = piece.of(file.get_tensor(piece.name)).reshape(part.shape)
+            name = stored_name(piece.name, self._model)
+            with _opened(self._stored[name].file) as file:
+                whole = piece.of(file.get_tensor(name)).reshape(part.shape)
             return whole.narrow(part.dim, part.start, part.end - part.start)
-        cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
         name = stored_name(part.name, self._model)
-        with _opened(self._stored[name].file) as file:
-            found: Tensor = file.get_slice(name)[cut]
-        return found
+        return read_part(self._stored[name].file, name, part)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all vectors and of the first rows of the embedding: it tells models of the same shapes apart."""
+        digest = hashlib.sha256()
+        for part in whole_parts(self._model):
+            if part.name == EMBEDDING:
+                part = replace(part, end=min(part.end, _HASHED_ROWS))
+            if part.name == EMBEDDING or not part.decays:
+                digest.update(self.read(part).float().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def _check_tied(self) -> None:
         """Refuse an LM head that tying would drop."""
@@ -117,12 +129,12 @@ def _counted(names: list[str]) -> str:
     return quoted(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _stored(path: Path) -> dict[str, _Stored]:
+def _stored(path: Path) -> dict[str, StoredTensor]:
     """What is stored of each tensor, by name."""
     if not os.path.isdir(path):
-        return _header(path)
+        return stored_tensors(path)
     if os.path.lexists(path / SINGLE):
-        return _header(path / SINGLE)
+        return stored_tensors(path / SINGLE)
     if not os.path.lexists(path / INDEX):
         raise InputError(f"{path}: has neither {SINGLE} nor {INDEX}; give a folder with a model saved as safetensors")
     index = read_mapping(path / INDEX, max_bytes=MAX_INDEX_BYTES)
@@ -133,9 +145,9 @@ def _stored(path: Path) -> dict[str, _Stored]:
         if not file.endswith(SUFFIX) or "/" in file or "\\" in file:
             files.fail(name, f"is not the name of a {SUFFIX} file in the same folder; put the file there and name it")
         promised.setdefault(file, set()).add(name)
-    found: dict[str, _Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for file, names in promised.items():
-        header = _header(path / file)
+        header = stored_tensors(path / file)
         for name in sorted(names ^ header.keys()):
             has, says = ("lacks", "there") if name in names else ("has", "not there")
             raise InputError(f"{path / file}: {has} {quoted(name)}, which {INDEX} says is {says}; fetch both again")
@@ -143,10 +155,22 @@ def _stored(path: Path) -> dict[str, _Stored]:
     return found
 
 
-def _header(path: Path) -> dict[str, _Stored]:
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name. Raises InputError where it cannot be read or is not whole."""
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {name: _Stored(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
+        return {name: StoredTensor(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
+
+
+def read_part(file: Path, name: str, part: ParameterPart) -> Tensor:
+    """The values of a part [part.local_shape] of the tensor `name` of a file, mapped from it: for copying at once.
+
+    Raises InputError where the file cannot be read.
+    """
+    cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
+    with _opened(file) as opened:
+        values: Tensor = opened.get_slice(name)[cut]
+    return values
 
 
 @contextmanager

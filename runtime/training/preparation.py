@@ -6,10 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import FULL, LORA
 from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_token
-from runtime.state.checkpoint import Checkpoint, CheckpointProgress, finished
-from runtime.training.settings import Settings, TrainingRun
+from runtime.mapping.adapters import Adapters
+from runtime.settings import Settings
+from runtime.state.adapter_files import PeftAdapter, stated_alpha, weights_beside
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished
+from runtime.training.settings import TrainingRun
 
 
 def resumed_progress(
@@ -31,8 +36,56 @@ def resumed_progress(
                 f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, which would cut or order its "
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
+    workload, trained = problem.workload, found.trained
+    kept, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
+    for name, stated in wanted.items():
+        if kept[name] != stated:
+            raise InputError(
+                f"train.resume: {checkpoint} was trained with workload.{name}={kept[name]}, not {stated}, and lacks "
+                f"what that goes on from; state workload.{name}={kept[name]}, or start a run of its own"
+            )
     found.check()
     return found.progress
+
+
+def _trained(optimizer: str, lora: Lora | None) -> dict[str, str]:
+    """What a checkpoint and a run must have in common beside the model."""
+    facts = {"optimizer": optimizer, "training": FULL if lora is None else LORA}
+    if lora is not None:
+        facts |= {"lora.rank": str(lora.rank), "lora.targets": f"[{','.join(lora.matrices)}]"}
+    return facts
+
+
+def adapter_start(
+    problem: Problem, resume: Path | None, weights: Path | None, adapter: Path | None, alpha: float | None
+) -> tuple[Path | None, float | None]:
+    """The weights beside adapters, and their alpha, with which a run begins: as stated, or else as the checkpoint or
+    the adapter folder says that it begins from.
+
+    Raises InputError where they are others than there, or where nothing has adapters.
+    """
+    if problem.workload.adapters is None:
+        for what, stated in (("adapter", adapter), ("lora_alpha", alpha)):
+            if stated is not None:
+                shown = f"{stated:g}" if isinstance(stated, float) else stated
+                raise InputError(f"train.{what}: {shown} goes with workload.training=lora only; state that too")
+        return weights, None
+    if resume is not None and adapter is not None:
+        raise InputError("train: resume and adapter exclude each other; state one of them")
+    if resume is None:
+        alpha = stated_alpha(adapter) if adapter is not None and alpha is None else alpha
+        found = Adapters.of(problem.workload, alpha)
+        assert found is not None
+        if adapter is not None:
+            PeftAdapter(adapter, TrainedModel(problem.model, adapters=found))
+        return weights, found.alpha
+    trained = Checkpoint(resume).trained
+    assert trained.adapters is not None, "`resumed_progress` has compared them"
+    if alpha not in (None, trained.adapters.alpha):
+        raise InputError(
+            f"train.lora_alpha: {alpha:g} is not that of {resume}, {trained.adapters.alpha:g}; leave it out"
+        )
+    return weights_beside(resume, trained, weights, "train.weights"), trained.adapters.alpha
 
 
 def _own_name(checkpoints: Path, resume: Path | None) -> str:
@@ -57,12 +110,13 @@ def prepared_run(
     *,
     resume: Path | None = None,
     weights: Path | None = None,
+    adapter: Path | None = None,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> TrainingRun:
     """The run of the plan file `plan` in `folder`, its text turned into tokens, whose number `on_tokens` hears.
 
     Raises InputError where the text cannot be read or does not suit the model; `resume` is checked by
-    `resumed_progress`, and `weights` where they are opened.
+    `resumed_progress`, `weights` where they are opened, and `adapter` by `adapter_start`.
     """
     workload, separator = problem.workload, separator_token(corpus.separator, corpus.tokenizer)
     tokens, *apart = (
@@ -73,7 +127,7 @@ def prepared_run(
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
     found = TrainingRun(
-        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights
+        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
     )
     names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
     found.batches(workload.seq_len, names[0])

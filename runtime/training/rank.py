@@ -5,7 +5,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from math import isfinite
 
 import torch
@@ -25,10 +24,11 @@ from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
 from runtime.state.saving import CheckpointWriter
-from runtime.state.weights import DTYPES, HuggingFaceWeights
+from runtime.state.weights import DTYPES
+from runtime.training.beginning import first_values, trained_model
 from runtime.training.settings import TrainingRun
 from runtime.training.trace import StepTrace
-from runtime.training.trainee import StepOutcome, Trainee, drawn
+from runtime.training.trainee import StepOutcome, Trainee
 from runtime.training.validation import Validation
 
 
@@ -90,7 +90,7 @@ def _agree(run: TrainingRun, plan_file: PlanFile, read: Sequence[Batches], devic
     """Raise InputError on every rank where the ranks were started with different inputs."""
     facts = {
         "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
-        "settings": repr((run.settings, run.resume, run.weights, run.float64)),
+        "settings": repr((run.settings, run.resume, run.weights, run.adapter, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
         "corpus": repr([(one.num_windows, one.sequences(0, 1).tolist()) for one in read]),
     }
@@ -149,21 +149,23 @@ def _train(
     if cannot := untrainable(model, workload, plan_file.plan, document_masking=masks):
         raise InputError(cannot)  # one that the head has made after a fault
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
+    trained = trained_model(run, problem)
     trainee = Trainee.of(
         problem,
         plan_file.plan,
         dtype=dtype,
         device=device,
         settings=settings.adam,
-        initial=partial(drawn, settings.seed) if run.weights is None else HuggingFaceWeights(run.weights, model).read,
+        initial=first_values(run, trained),
         timeout_s=settings.timeout_s,
         hooks=hooks,
         is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
         times=hooks.times(problem, plan_file.plan) if rank == 0 else None,
+        alpha=settings.lora_alpha,
     )
     batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
     _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)
-    writer = CheckpointWriter(run.checkpoints, model, settings.keep_checkpoints, trainee.optimizer.states())
+    writer = CheckpointWriter(run.checkpoints, trained, settings.keep_checkpoints, trainee.optimizer.states())
     step = seen = 0
     if run.resume is not None:
         checkpoint = Checkpoint(run.resume)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.numbers.messages import BLOCK, TRAINING
+from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.kinds import Attention
@@ -18,6 +19,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
+from runtime.mapping.adapters import Adapters
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import ParameterPart
@@ -33,11 +35,12 @@ from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages, like
-from runtime.parallel.optimizer import AdamW, Optimizer
+from runtime.parallel.optimizer import Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights
 from runtime.parallel.weight_gathers import WeightGathers
+from runtime.settings import AdamW
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one
@@ -49,7 +52,8 @@ class Trainee:
     `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
     over all holders where no cluster is given. The loss has the logits of `loss_chunk_tokens` at once (None: of all).
     Messages between stages have `message_precision`, sums of gradients `gradient_precision`
-    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together.
+    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together. Trained is the model, or `adapters`
+    of it, by the `optimizer` (`hexiopt/numbers/optimizers.py`).
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class Trainee:
         message_precision: str = TRAINING,
         gradient_precision: str = TRAINING,
         is_compiled: bool = False,
+        adapters: Adapters | None = None,
+        optimizer: str = ADAMW,
     ) -> None:
-        self.layout, rank = layout_of(plan, model, cluster), dist.get_rank()
+        self.layout, rank = layout_of(plan, model, cluster, adapters), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
         self._tokens = global_batch * seq_len
         self._device = device
@@ -82,21 +88,24 @@ class Trainee:
         )
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
-        parts = list(executor.parts(model, rank))
-        shared = bucket_parts(self.layout.held, plan.sharding.stage)
+        parts = list(executor.parts(model, rank, adapters))
+        shared = bucket_parts(self.layout.held, plan.sharding.stage, optimizer)
+        trained_dtype = dtype
+        if adapters is not None:  # gradients are as wide as adapters
+            gradient_dtype = trained_dtype = _adapter_dtype(dtype, adapters)
         quantized = gradient_precision != TRAINING
         self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
-        self.weights = first_weights(self.buckets, parts, initial, dtype, device)
+        self.weights = first_weights(self.buckets, parts, initial, dtype, device, trained_dtype)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
+        scale = 0.0 if adapters is None else adapters.scale
         attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                tp = RankTpGroup(
-                    at, tokens, groups.of(executor.ranks), LateProducts() if plan.schedule.splits else None
-                )
+                late = LateProducts() if plan.schedule.splits else None
+                tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale)
             case layout:
-                tp = RankTpGroup(0, reads)
+                tp = RankTpGroup(0, reads, adapter_scale=scale)
                 attend = partial(SequenceAttention, layout, rank, groups, device)
         calls = part_calls(model, shard, tp, reads, like(dtype, device), attend)
         tables = {id(table): table for call in calls.values() for table in call.tensors()}
@@ -134,7 +143,16 @@ class Trainee:
         self.pipeline = StageRunner(
             actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, hooks
         )
-        self.optimizer = Optimizer(settings, self.buckets, self.weights, gathers, hooks)
+        self.optimizer = Optimizer(
+            settings,
+            self.buckets,
+            self.weights,
+            gathers,
+            hooks,
+            kind=optimizer,
+            keeps_masters=OPTIMIZERS[optimizer].master and adapters is None,
+            in_one_pass=is_compiled and device.type == "cuda",
+        )
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
@@ -152,8 +170,10 @@ class Trainee:
         hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
         is_compiled: bool = False,
+        alpha: float | None = None,
     ) -> "Trainee":
-        """That of a plan for `problem`, which states the model, the batch, its cluster, and how gradients are kept."""
+        """That of a plan for `problem`, which states the model, the batch, its cluster, what is trained and by which
+        optimizer, and how gradients are kept; `alpha` is that of adapters, if there are any."""
         workload = problem.workload
         return cls(
             plan,
@@ -173,6 +193,8 @@ class Trainee:
             message_precision=workload.message_precision,
             gradient_precision=workload.gradient_precision,
             is_compiled=is_compiled,
+            adapters=Adapters.of(workload, alpha),
+            optimizer=workload.optimizer,
         )
 
     def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
@@ -269,27 +291,39 @@ def _row_of_rank_0(row: Sequence[float], device: torch.device) -> list[Any]:
     return numbers.tolist()
 
 
+def _adapter_dtype(dtype: torch.dtype, adapters: Adapters) -> torch.dtype:
+    """That of adapters of a model in `dtype`."""
+    if dtype == torch.float64:
+        return dtype
+    return torch.float32 if adapters.lora.adapter_bytes == 4 else torch.bfloat16
+
+
 def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
     """Initial values that do not depend on the plan: a matrix is drawn in blocks along the dimension in which it is
     cut, each by the seed, the name and its number, so that a rank draws little beside its own part.
 
-    Matrices are normal, norms one, biases zero; float32. They are drawn on the CPU; on a `device` faster, and otherwise
-    than there.
+    Matrices are normal, norms one, biases zero; float32. Of adapters A is uniform, as torch's linear layers are (He et
+    al., arXiv 1502.01852), and B zero, so that they begin as nothing. All are drawn on the CPU; on a `device` faster,
+    and otherwise than there.
     """
     if part.initial == "log_of_number":
         return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
-    if not part.decays:
+    if isinstance(part.initial, float | int) or not part.decays:
         usual = 0.0 if part.name.endswith(".bias") else 1.0
-        return torch.full(part.local_shape, usual if part.initial is None else part.initial, device=device)
+        return torch.full(
+            part.local_shape, part.initial if isinstance(part.initial, float | int) else usual, device=device
+        )
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
-    found = torch.empty(part.local_shape, device=device)
+    found, draw = torch.empty(part.local_shape, device=device), torch.rand if part.initial == "uniform" else torch.randn
     for number in range(part.start // size, -(-part.end // size)):
         first, end = number * size, min((number + 1) * size, total)
         digest = hashlib.sha256(f"{seed} {part.name} {number}".encode()).digest()
         generator = torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        block = torch.randn((end - first, *others), generator=generator, device=device).movedim(0, part.dim)
+        block = draw((end - first, *others), generator=generator, device=device).movedim(0, part.dim)
         low, high = max(first, part.start), min(end, part.end)
         own = block.narrow(part.dim, low - first, high - low)
         found.narrow(part.dim, low - part.start, high - low).copy_(own)
+    if part.initial == "uniform":  # between ± 1 / √inputs
+        return found.mul_(2.0).sub_(1.0).div_(sqrt(part.shape[1]))
     return found.mul_(_INITIAL_STD)

@@ -47,17 +47,18 @@ _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 
 @dataclass(frozen=True)
 class Limits:
-    """The two numbers under a key, from 0 on; None where it is absent or null."""
+    """The two numbers under the first of `keys` that is there, from 0 on; None where none is."""
 
-    key: str
+    keys: tuple[str, ...]
 
     def of(self, config: Section) -> tuple[float, float] | None:
         """The fact. Raises InputError."""
-        if config.raw(self.key, None) is None:
+        key = next((key for key in self.keys if config.raw(key, None) is not None), None)
+        if key is None:
             return None
-        limits = [inf if limit == _INFINITY else limit for limit in config.items(self.key)]
+        limits = [inf if limit == _INFINITY else limit for limit in config.items(key)]
         if len(limits) != 2 or not all(isinstance(limit, int | float) and limit >= 0 for limit in limits):
-            config.fail(self.key, "is not two numbers from 0 on; state the least and the largest step")
+            config.fail(key, "is not two numbers from 0 on; state the least and the largest step")
         return float(limits[0]), float(limits[1])
 
 
@@ -87,7 +88,7 @@ _GRANITE = {
     "residual_scale": Stated("residual_multiplier", 1.0),
     "logit_scale": Stated("logits_scaling", 1.0, _inverse),
 }
-_MAMBA = {"step_limits": Limits("time_step_limit")}
+_MAMBA = {"step_limits": Limits(("mamba_dt_limit", "time_step_limit"))}
 TRAINED: Mapping[str, Facts] = MappingProxyType(
     {
         "llama": {},
@@ -109,6 +110,7 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
         "deepseek_v3": {"interleaved": Switch("rope_interleave", True)},
         "bamba": _MAMBA,
         "granitemoehybrid": _GRANITE | _MAMBA,
+        "nemotron_h": _MAMBA,
         "qwen3_next": {"unit_norms": True},
         "youtu": {"interleaved": Switch("rope_interleave", True)},
     }

@@ -11,7 +11,7 @@ from torch.nn import functional
 from runtime.model.functions import ACTIVATIONS, activated, gated, recomputed, rms_norm, rotated
 from runtime.model.tensor_parallel import RankTpGroup
 
-UNSHARDED = RankTpGroup(0, ((0, 3),))
+UNSHARDED = RankTpGroup(0, ((0, 3),), adapter_scale=1.5)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -64,6 +64,16 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
         lambda x, a: UNSHARDED.rows(x.transpose(0, 1), a),
         lambda x, a: functional.linear(x.transpose(0, 1), a),
         (drawn(2, 3, 5), drawn(4, 5)),
+    ),
+    "columns with an adapter": (
+        lambda x, a, b, down, up: torch.cat(UNSHARDED.columns(x, [a, b], [None, None], [None, (down, up)]), dim=-1),
+        lambda x, a, b, down, up: torch.cat([functional.linear(x, a), functional.linear(x, b + 1.5 * up @ down)], -1),
+        (drawn(3, 2, 5), drawn(4, 5), drawn(7, 5), drawn(2, 5), drawn(7, 2)),
+    ),
+    "rows with an adapter": (
+        lambda x, a, down, up: UNSHARDED.rows(x, a, (down, up)),
+        lambda x, a, down, up: functional.linear(x, a + 1.5 * up @ down),
+        (drawn(3, 2, 5), drawn(4, 5), drawn(2, 5), drawn(4, 2)),
     ),
     "recomputed": (
         lambda x, w: recomputed(lambda a, b: (a * b).tanh() * a, x, w),
@@ -129,3 +139,14 @@ def test_what_is_kept() -> None:
     a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
     assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
     assert saved_elements(lambda: UNSHARDED.rows(x.transpose(0, 1), a)) == 30 + 20
+
+
+def test_frozen_matrices_keep_no_input_and_norms_make_no_gradient() -> None:
+    x, a, b, weight = drawn(3, 2, 5).requires_grad_(), drawn(4, 5), drawn(7, 5), drawn(5)
+    down, up = drawn(2, 5).requires_grad_(), drawn(7, 2).requires_grad_()
+    assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 20 + 35
+    with_one = saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None], [None, (down, up)])[0])
+    assert with_one == 30 + 20 + 35 + 10 + 14 + 6 * 2
+    (UNSHARDED.columns(rms_norm(x, weight, 0.1), [a], [None])[0]).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is a.grad is None
+    assert x.grad is not None

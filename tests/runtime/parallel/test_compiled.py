@@ -47,14 +47,17 @@ TWO_STAGES = Plan(
 )
 
 
-def trained(plan: Plan, model: ModelSpec, backend: str | None = None, chunk: int | None = None) -> list[Any]:
-    """By rank: all gradients and the loss, of one step and after it; and how many graphs were compiled."""
+def trained(
+    plan: Plan, model: ModelSpec, backend: str | None = None, chunk: int | None = None, **more: Any
+) -> list[Any]:
+    """By rank: all gradients and the loss, of one step and after it; and how many graphs were compiled. Trainees get
+    what is in `more`."""
 
     def work(rank: int) -> Any:
         counters.clear()
         compiling = partial(torch.compile, backend=backend) if backend else torch.compile
         with patch.object(torch, "compile", compiling), patch("torch._inductor.config.compile_threads", 1):
-            own = trainee(plan, model, 2, is_compiled=backend is not None, loss_chunk_tokens=chunk)
+            own = trainee(plan, model, 2, is_compiled=backend is not None, loss_chunk_tokens=chunk, **more)
             tokens = torch.randint(model.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
             loss = own.gradients(lambda first, end: tokens[first:end])
             gradients = [bucket.gradient.numpy().copy() for bucket in own.buckets]

@@ -1,9 +1,10 @@
 """Plans train as one process does: gradients and loss curves, in float64."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import Trainee, drawn
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
@@ -23,6 +24,7 @@ SEEDS = (*range(29), 253)  # of plans
 THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
 RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]  # a world of so many ranks, each of which does the same
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def whole(model: ModelSpec, batch: int) -> Plan:
@@ -49,10 +51,9 @@ def trainee(
         gradient_dtype=gradient_dtype,
         device=torch.device("cpu"),
         settings=SETTINGS,
-        initial=partial(drawn, 1),
         timeout_s=TIMEOUT_S,
         cluster=CLUSTER,
-        **more,
+        **({"initial": partial(drawn, 1)} | more),
     )
 
 
@@ -88,13 +89,14 @@ def equal_one_process(
     seq_len: int = SEQ_LEN,
     run: RunRanks = run_ranks,
     alone: AbstractContextManager[Any] | None = None,
+    both: Mapping[str, Any] = NOTHING,
     **more: Any,
 ) -> tuple[float, float]:
-    """Returns the largest relative errors of a gradient and of a loss. The one process trains within `alone`, the
-    trainees of the plan get what is in `more`."""
+    """Returns the largest relative errors of a gradient and of a loss. The one process trains within `alone`, its
+    trainee gets what is in `both`, those of the plan also what is in `more`."""
     plan, model, batch = case
     with alone or nullcontext():
-        ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run)
+        ((reference, curve),) = train(whole(model, batch), model, batch, steps, seq_len, run, **both)
     of_gradients = of_losses = 0.0
     of_name = {}
     for parts, flat, _ in reference:
@@ -103,7 +105,7 @@ def equal_one_process(
             size = torch.Size(part.local_shape).numel()
             of_name[part.name] = torch.from_numpy(flat[at : at + size]).view(part.shape)
             at += size
-    for gradients, losses in train(plan, model, batch, steps, seq_len, run, **more):
+    for gradients, losses in train(plan, model, batch, steps, seq_len, run, **both, **more):
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)

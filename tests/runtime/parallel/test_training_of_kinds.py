@@ -23,6 +23,7 @@ MODELS: dict[str, ModelSpec] = {
     "latent attention, scaled positions": tiny("youtu-yarn", num_hidden_layers=LAYERS),
     "Mamba-2": tiny("granitemoehybrid", layer_types=RECURRENT, num_hidden_layers=LAYERS, mamba_n_groups=6),
     "delta rule": tiny("qwen3_next", layer_types=RECURRENT, num_hidden_layers=LAYERS, mlp_only_layers=[0, 1, 2, 3]),
+    "blocks of one part": tiny("nemotron_h", n_groups=6),
     "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
 }
 SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "plain"))]

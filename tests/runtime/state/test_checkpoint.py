@@ -24,7 +24,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.model_parts import whole_parts
 from runtime.state import saving
-from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, finished
+from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, TrainedModel, finished
 from runtime.state.saving import CheckpointWriter
 from runtime.state.slices import boxes
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
@@ -64,7 +64,7 @@ def train(
             return lambda low, high: tokens[low:high]
 
         losses = [own.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
-        writer = CheckpointWriter(folder, model, keep=2, states=own.optimizer.states())
+        writer = CheckpointWriter(folder, TrainedModel(model), keep=2, states=own.optimizer.states())
         writer.save(CheckpointProgress("own", end, end * BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
         assert writer.written() == [end]
@@ -222,7 +222,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     def work(rank: int) -> Any:
         own, tokens = trainee(whole(model, BATCH), model, BATCH), torch.arange(SEQ_LEN + 1).expand(BATCH, -1)
         before = {name: weight.detach().clone() for name, weight in own.weights.items()}
-        writer = CheckpointWriter(tmp_path, model, keep=2, states=own.optimizer.states())
+        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=2, states=own.optimizer.states())
         writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
         own.step(lambda low, high: tokens[low:high] % model.vocab_size, 1.0)
         assert writer.written() == []
@@ -255,7 +255,7 @@ def test_a_full_disk_is_one_line(model: ModelSpec, tmp_path: Path, monkeypatch: 
 
     def work(rank: int) -> Any:
         own = trainee(plan, model, BATCH)
-        writer = CheckpointWriter(tmp_path, model, keep=1, states=own.optimizer.states())
+        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=1, states=own.optimizer.states())
         writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
         with pytest.raises(InputError) as error:

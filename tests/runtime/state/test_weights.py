@@ -50,7 +50,7 @@ MODELS = {
     "qwen3-window": replace(TIED, architecture="qwen3", attention_bias=True, attention_window=3),
     **{case: tiny(case) for case in ("llama-llama3", "qwen3-mixed", "gemma2", "gemma3_text-scaled", "olmo3", "arcee")},
     **{case: tiny(case) for case in ("seed_oss", "granite_swa", "youtu-yarn", "deepseek_v3")},
-    **{case: tiny(case) for case in ("bamba", "granitemoehybrid", "qwen3_next")},
+    **{case: tiny(case) for case in ("bamba", "granitemoehybrid", "qwen3_next", "nemotron_h")},
 }
 NORM = "model.layers.1.input_layernorm.weight"
 OTHER = 1500  # bytes of a shard, less than a model has

@@ -11,7 +11,7 @@ import pytest
 from hexiopt.errors import InputError
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from runtime.state.checkpoint import CheckpointProgress
+from runtime.state.checkpoint import CheckpointProgress, TrainedModel
 from runtime.state.saving import CheckpointWriter
 from runtime.training.preparation import resumed_progress
 from tests.runtime.parallel.test_training import trainee, whole
@@ -28,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def work(rank: int) -> Any:
         own = trainee(whole(PROBLEM.model, 4), PROBLEM.model, 4, seq_len=16)
-        writer = CheckpointWriter(folder, PROBLEM.model, 1, own.optimizer.states())
+        writer = CheckpointWriter(folder, TrainedModel(PROBLEM.model), 1, own.optimizer.states())
         writer.save(CheckpointProgress("own", 3, 12, 16, 7), own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
 

@@ -1,0 +1,49 @@
+"""Memory of adapters beside what is priced: states to the byte, activations and logits by saved tensors."""
+
+import pytest
+
+from hexiopt.problem.lora import Lora
+from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
+from hexiopt.schedules.registry import GPIPE
+from tests.experiments.lab.test_memory_use import check_all, check_saved
+from tests.runtime.memory_cases import LLAMA, compared, even_plan
+from tests.slow import slow_but
+
+CASES = [
+    # targets, policy, TP, precision, bytes of an adapter
+    ("all", "none", 1, "bf16", 4),
+    ("qv", "none", 2, "bf16", 2),
+    ("all", "full", 1, "fp32", 4),
+    *((targets, policy, 1, "bf16", 4) for targets in ("all", "attention") for policy in RECOMPUTE_POLICIES),
+    *(("all", policy, 2, "bf16", 4) for policy in RECOMPUTE_POLICIES),
+    ("qv", "full", 1, "bf16", 4),
+]
+
+
+def workload(targets: str, precision: str = "bf16", adapter_bytes: int = 4) -> Workload:
+    return Workload(4, 128, precision, training="lora", lora=Lora(4, targets, adapter_bytes=adapter_bytes))
+
+
+@pytest.mark.parametrize(("targets", "policy", "tp", "precision", "width"), slow_but(CASES[:3], CASES))
+def test_adapters_hold_what_is_predicted(targets: str, policy: str, tp: int, precision: str, width: int) -> None:
+    """Two stages under 1F1B; no masters."""
+    found = compared(even_plan(LLAMA, policy=policy, tp=tp), LLAMA, workload(targets, precision, width))
+    check_all(found)
+    assert {one.measured.master for one in found} == {0}
+
+
+@pytest.mark.slow
+def test_what_attention_recomputes_alone_is_predicted_within_3_percent() -> None:
+    """With adapters of queries and values under selective recompute, the last layer counts to its end."""
+    first, last = compared(even_plan(LLAMA, policy="selective"), LLAMA, workload("qv"))
+    assert 0 <= first.off("activations") <= 0.03
+    check_saved(last)
+
+
+def test_sharded_adapters() -> None:
+    """Under ZeRO-1 moments are shared, frozen weights are not; all tensors at once are closely those predicted."""
+    plan = even_plan(LLAMA, GPIPE, stages=1, pipelines=2, batches=2, zero=1)
+    (one, other) = compared(plan, LLAMA, workload("all"))
+    check_all([one, other])
+    assert one.measured.optimizer == one.measured.gradients  # two FP32 moments, of half
+    assert -0.03 <= one.predicted.tensors / one.peak_bytes - 1 <= 0.1
