@@ -54,10 +54,10 @@ def run(job: Job) -> float:
     from experiments.reports.progress import TokenisingProgress
     from runtime.launch.admission import check_problem, check_trainable
     from runtime.launch.meeting import TrainingFailedError
+    from runtime.settings import TRACE_AFTER, Settings
     from runtime.state.weights import HuggingFaceWeights
     from runtime.training.loggers import check_loggers
     from runtime.training.preparation import adapter_start, prepared_run, resumed_progress
-    from runtime.training.settings import TRACE_AFTER, Settings
 
     check_loggers(config.loggers)
     check_problem(problem)

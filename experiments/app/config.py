@@ -4,13 +4,14 @@
 `seed=abc` when it composes the configuration, and `__post_init__` checks ranges.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from experiments.app.nodes import node_of
 from experiments.app.verb_config import (
     CHOICES,
     BoundConfig,
@@ -36,26 +37,18 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
-
-def _node(made: Any, names: Collection[str]) -> Any:
-    """A mutable dataclass with the named fields of `made`: Hydra makes the nodes of frozen dataclasses read-only."""
-    hints = get_type_hints(made)
-    own = [(one.name, hints[one.name], field(default=one.default)) for one in fields(made) if one.name in names]
-    return make_dataclass(f"{made.__name__}Node", own)
-
-
 _FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
 
 
 @dataclass
-class LoraConfig(_node(Lora, {one.name for one in fields(Lora)} - {"targets"})):  # type: ignore[misc]
+class LoraConfig(node_of(Lora, {one.name for one in fields(Lora)} - {"targets"})):  # type: ignore[misc]
     """The fields of `hexiopt.problem.lora.Lora`; `targets` is a word or a list."""
 
     targets: Any = Lora.targets
 
 
 @dataclass
-class WorkloadConfig(_node(Workload, {one.name for one in fields(Workload)} - {"lora"})):  # type: ignore[misc]
+class WorkloadConfig(node_of(Workload, {one.name for one in fields(Workload)} - {"lora"})):  # type: ignore[misc]
     """The fields of `hexiopt.problem.workload.Workload`."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -96,7 +89,7 @@ def _default(parameter: Field[Any]) -> Any:
 
 
 @dataclass
-class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
+class SpaceConfig(node_of(Space, _FREEDOMS)):  # type: ignore[misc]
     """The freedoms of the plan space: fields of `hexiopt.problem.space.Space`.
 
     `preset` is the name of a trainer (docs/exports.md): it sets the switches under which plans can be exported to it.
@@ -116,7 +109,7 @@ class SpaceConfig(_node(Space, _FREEDOMS)):  # type: ignore[misc]
 
 
 @dataclass
-class ConstraintsConfig(_node(Space, BOUNDS)):  # type: ignore[misc]
+class ConstraintsConfig(node_of(Space, BOUNDS)):  # type: ignore[misc]
     """The constraints on a plan, also fields of `Space`: null, [] and a headroom of 0 mean none.
 
     `exclude` names machines or devices.

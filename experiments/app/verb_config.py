@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from experiments.app.nodes import node_of
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -13,6 +14,7 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 from hexiopt.study.alternatives import Wishes
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
+from runtime.settings import AdamW, Settings
 
 HUGGING_FACE = "huggingface"
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -115,9 +117,13 @@ class CollectConfig:
     folders: list[str] = field(default_factory=list)
 
 
+_OF_SETTINGS = {one.name for one in fields(Settings)} - {"adam", "seed", "silence_s", "separator", "validation_share"}
+_OF_ADAM = {one.name for one in fields(AdamW)} - {"eps"}
+
+
 @dataclass
-class TrainConfig:
-    """The settings of `train`.
+class TrainConfig(node_of(AdamW, _OF_ADAM), node_of(Settings, _OF_SETTINGS)):  # type: ignore[misc]
+    """The settings of `train`: fields of `runtime.settings`, and what else a run is started with.
 
     `data` is a text file, a folder of text files or a token file (.npy); null means the sources of Python's standard
     library. A file of rows (.jsonl, .parquet; with * several), or a dataset of the Hugging Face Hub (hf://NAME), is
@@ -168,16 +174,6 @@ class TrainConfig:
     `seed` draws weights and data, also with a plan file; null means the seed of the search.
     """
 
-    steps: int = 50
-    lr: float = 3e-3
-    lr_schedule: str = "cosine"
-    warmup_steps: int = 5
-    decay_share: float = 0.2
-    min_lr_share: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    max_norm: float | None = 1.0
     data: str | None = None
     text_column: str = "text"
     data_split: str = "train"
@@ -187,22 +183,13 @@ class TrainConfig:
     document_masking: bool = False
     validation: Any = None
     validation_split: str = "validation"
-    validation_every: int = 25
-    validation_batches: int = 8
     resume: str | None = None
     weights: str | None = None
     adapter: str | None = None
-    lora_alpha: float | None = None
-    checkpoint_every: int = 25
-    keep_checkpoints: int = 2
     loggers: list[str] = field(default_factory=list)
-    trace_steps: int = 0
     on_failure: str = "restart"
     max_restarts: int = 3
-    timeout_s: float = 60.0
     stop_s: float = 120.0
-    compile_layers: bool | None = None
-    attention: str = "auto"
     launch: str = "local"
     machine: str | None = None
     master: str | None = None

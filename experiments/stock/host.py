@@ -14,7 +14,7 @@ from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import drawn
 
 SIZE = 1  # process

@@ -20,7 +20,7 @@ from runtime.mapping.layout import layout_of
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import drawn
 
 SIZE = 4  # processes

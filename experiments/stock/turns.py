@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import FileStore
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from runtime.network import join_world
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import Trainee, drawn
 
 TIMEOUT_S = 120.0

@@ -90,7 +90,8 @@ class AttentionPart:
         if self._rope is not None:
             q_turned, k_turned = self._rope(q_turned, k_turned)
         k = torch.cat([k, k_turned.expand(*k.shape[:3], -1)], dim=-1)
-        return torch.cat([q, q_turned], dim=-1), k, v
+        # A view of values would keep what both were made of for the backward.
+        return torch.cat([q, q_turned], dim=-1), k, v.contiguous()
 
     def _normed(self, own: Weights, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, own[f"{ATTENTION}.{name}.weight"], self._norm_eps, self._execution.unit_norms)

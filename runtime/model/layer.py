@@ -73,6 +73,7 @@ class LayerCall:
 
 
 LayerRun = Callable[..., Tensor]
+_MOST_GRAPHS = 256  # one of each kind of layers, policy, and with and without a backward; torch stops at 8
 
 
 def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
@@ -91,6 +92,7 @@ def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) 
 def compiled_layer_run(tp: RankTpGroup) -> LayerRun:
     """`layer_run`, compiled for the shapes that it meets: whole, or, of a `tp` group, what is between collectives."""
     run: LayerRun = torch.compile(layer_run, fullgraph=tp.group is None, dynamic=False)
+    torch._dynamo.config.recompile_limit = _MOST_GRAPHS  # imported by the line above
     return run
 
 

@@ -18,8 +18,9 @@ from runtime.mapping.buckets import forward_turn
 from runtime.mapping.moments import ADAMW, is_whole, moment_shape, moments_of, rule_of
 from runtime.parallel.gradient_sync import Bucket
 from runtime.parallel.hooks import NO_HOOKS, Hooks
-from runtime.parallel.step_rules import STEPS, AdamW, BucketStep, PassNumbers, compiled_adamw_pass
+from runtime.parallel.step_rules import STEPS, BucketStep, PassNumbers, compiled_adamw_pass
 from runtime.parallel.weight_gathers import WeightGathers
+from runtime.settings import AdamW
 
 __all__ = ["AdamW", "Optimizer"]
 

@@ -17,21 +17,9 @@ from torch.optim.sgd import sgd
 
 from runtime.mapping.moments import ADAFACTOR, ADAMW, MOMENTUM, MUON, SGD, moment_shape
 from runtime.mapping.parts import ParameterPart
+from runtime.settings import AdamW
 
 _ADAFACTOR_DEFAULTS: dict[str, Any] = {"beta2_decay": -0.8, "eps1": None, "eps2": 1e-3, "d": 1.0}  # torch's
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Loshchilov and Hutter, arXiv 1711.05101. The norm of all gradients is clipped to `max_norm`, if any; norms and
-    biases do not decay. Of other optimizers, `beta1` is the momentum, and `beta2` and `eps` have no meaning."""
-
-    lr: float = 3e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float | None = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import FULL, LORA
 from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_token
 from runtime.mapping.adapters import Adapters
+from runtime.settings import Settings
 from runtime.state.adapter_files import PeftAdapter, stated_alpha, weights_beside
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished
-from runtime.training.settings import Settings, TrainingRun
+from runtime.training.settings import TrainingRun
 
 
 def resumed_progress(

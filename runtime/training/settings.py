@@ -1,78 +1,15 @@
-"""The settings of a training run, and the file through which every process of the run reads them."""
+"""The file through which every process of a run reads what it does."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from math import cos, pi
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hexiopt.files.plan_file import write_text
 from hexiopt.reading import Section, read_mapping
 from runtime.data.batches import Batches
-from runtime.parallel.optimizer import AdamW
-
-TRACE_AFTER = 2  # steps of a process: operators are compiled and communicators made in the first
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train. The learning rate warms up linearly; then it falls to `min_lr_share` of itself, along a cosine, or
-    linearly in the last `decay_share` of all steps: the `lr_schedule` `wsd` (warm-up, stable, decay: Hu et al., arXiv
-    2404.06395).
-
-    A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
-    or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
-    on GPUs; `attention` names its kernels, as `take_attention` has them. A process is lost when it gives no sign of
-    life for `silence_s`, or for as long as five steps usually take.
-    Where there is a `separator`, the token with which documents end, attention keeps to documents.
-
-    The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
-    `validation_every` steps and at the end, the loss of at most `validation_batches` global batches of them, or of the
-    run's text for validation, is computed. `trace_steps` steps are traced, the ones after the first `TRACE_AFTER` of a
-    process. Products of adapters are scaled by `lora_alpha` over their rank; None: twice the rank.
-    """
-
-    steps: int = 50
-    adam: AdamW = field(default_factory=AdamW)
-    lr_schedule: str = "cosine"
-    warmup_steps: int = 5
-    decay_share: float = 0.2
-    min_lr_share: float = 0.1
-    seed: int = 0
-    checkpoint_every: int = 25
-    keep_checkpoints: int = 2
-    timeout_s: float = 60.0
-    compile_layers: bool | None = None
-    attention: str = "auto"
-    silence_s: float = 15.0
-    separator: int | None = None
-    validation_share: float = 0.0
-    validation_every: int = 25
-    validation_batches: int = 8
-    trace_steps: int = 0
-    lora_alpha: float | None = None
-
-    @classmethod
-    def of(cls, stated: Mapping[str, Any]) -> "Settings":
-        """The settings among `stated`, where those of AdamW stand beside the others."""
-        adam, own = (
-            {one.name: stated[one.name] for one in fields(made) if one.name in stated} for made in (AdamW, cls)
-        )
-        return cls(adam=AdamW(**adam), **own)
-
-    def lr(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        if step < self.warmup_steps:
-            return self.adam.lr * (step + 1) / self.warmup_steps
-        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._left(step))
-
-    def _left(self, step: int) -> float:
-        """What is left of the fall, from 1 to 0."""
-        if self.lr_schedule == "cosine":
-            done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-            return 0.5 * (1 + cos(pi * done))
-        return min(1.0, (self.steps - step) / max(1.0, self.decay_share * self.steps))
+from runtime.settings import AdamW, Settings
 
 
 @dataclass(frozen=True)

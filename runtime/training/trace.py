@@ -6,7 +6,7 @@ import torch
 
 from runtime.device import Tracer
 from runtime.parallel.pipeline import StageRunner
-from runtime.training.settings import TRACE_AFTER
+from runtime.settings import TRACE_AFTER
 
 
 class StepTrace:

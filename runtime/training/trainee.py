@@ -35,11 +35,12 @@ from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages, like
-from runtime.parallel.optimizer import AdamW, Optimizer
+from runtime.parallel.optimizer import Optimizer
 from runtime.parallel.pipeline import Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.unit_weights import UnitWeights
 from runtime.parallel.weight_gathers import WeightGathers
+from runtime.settings import AdamW
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one

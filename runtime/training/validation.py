@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.data.batches import Batches
 from runtime.device import pinned
-from runtime.training.settings import Settings
+from runtime.settings import Settings
 from runtime.training.trainee import Trainee
 
 

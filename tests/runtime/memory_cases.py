@@ -17,7 +17,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.times import StepTimes
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.state.weights import DTYPES
 from runtime.training.trainee import Trainee, drawn
 from tests.runtime.ranks import TIMEOUT_S, run_ranks

@@ -19,7 +19,8 @@ from hexiopt.schedules.operation import OperationKind
 from runtime.events import Event
 from runtime.launch.head import AGENT, AfterFaults, trained
 from runtime.mapping.layout import layout_of
-from runtime.training.settings import Settings, TrainingRun
+from runtime.settings import Settings
+from runtime.training.settings import TrainingRun
 
 _SETUP_S = 600.0  # for whatever a plan's processes do at the pace of this machine
 _SLOWEST = 10  # times the predicted step, until a step counts as hung

@@ -11,14 +11,14 @@ Spans = Sequence[tuple[float, float]]  # (begin, end)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTime:
     """Seconds in which a rank exchanged with others, and those of them in which it also computed."""
 
     total_s: float = 0.0
     hidden_s: float = 0.0
 
 
-def exchange_in(path: Path) -> Exchange:
+def exchange_in(path: Path) -> ExchangeTime:
     """Of a rank's compressed trace. On a GPU exchanges are NCCL's kernels, and other kernels compute; on a CPU gloo's
     annotations and torch's operators."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -31,7 +31,7 @@ def exchange_in(path: Path) -> Exchange:
         threads = {event["tid"] for event in exchanges}
         computing = [e for e in events if e["name"].startswith("aten::") and e["tid"] not in threads]
     spans, busy = _spans(exchanges), _spans(computing)
-    return Exchange(1e-6 * _length(spans), 1e-6 * _length(_common(spans, busy)))
+    return ExchangeTime(1e-6 * _length(spans), 1e-6 * _length(_common(spans, busy)))
 
 
 def _spans(events: Iterable[Mapping[str, Any]]) -> Spans:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from experiments.lab.memory import used_by
 from experiments.lab.processes import ProcessFailedError, run_processes
-from experiments.lab.trials.overlap import Exchange, exchange_in
+from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from hexiopt.files.plan_file import read_plan
 from runtime.device import KernelUse, Tracer, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.state.weights import DTYPES
 from runtime.training.trainee import Trainee, drawn
 
@@ -41,7 +41,7 @@ class Trial:
     losses: tuple[float, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     kernels: tuple[KernelUse, ...] = ()
-    exchange: Exchange = field(default_factory=Exchange)
+    exchange: ExchangeTime = field(default_factory=ExchangeTime)
     trouble: str | None = None
 
     @property
@@ -84,7 +84,7 @@ def _of_all(told: Sequence[dict[str, Any]]) -> Trial:
         tuple(told[0]["losses"]),
         tuple(one["peak_bytes"] for one in told),
         tuple(KernelUse(**one) for one in told[0]["kernels"]),
-        Exchange(**told[0]["exchange"]),
+        ExchangeTime(**told[0]["exchange"]),
     )
 
 

@@ -19,6 +19,7 @@ from runtime.model.tensor_parallel import RankTpGroup
 from runtime.saved import saved_as
 from tests.conftest import STRESS
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
+from tests.runtime.model.test_decoder import tiny
 from tests.slow import slow_but
 
 STATES = ("weights", "gradients", "master", "optimizer")
@@ -112,6 +113,17 @@ def test_tensor_parallel_stages(schedule: Schedule, policy: str, tp: int) -> Non
     """Over three ranks, heads are 2, 1 and 1, columns 107, 107 and 106, and tokens 43, 43 and 42."""
     plan = even_plan(LLAMA, schedule, policy, tp=tp, batches=2, chunks=2 if schedule == INTERLEAVED else 1)
     check_all(compared(plan, LLAMA, Workload(2, SEQ_LEN)))
+
+
+@pytest.mark.parametrize("case", slow_but(("granite_swa",), ("granite_swa", "arcee", "youtu")))
+def test_kinds_of_layers(case: str) -> None:
+    """Windows in some layers, with sinks; a plain MLP; latent attention."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 320, "vocab_size": 512}
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
+    latent = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    more = {"granite_swa": windows, "youtu": latent | {"num_key_value_heads": 4}}.get(case, {})
+    model = tiny(case, **sizes | more, num_hidden_layers=4, max_position_embeddings=4096)
+    check_all(compared(even_plan(model), model, Workload(4, SEQ_LEN)))
 
 
 def test_policies_of_layers_and_unequal_stages() -> None:

@@ -19,9 +19,9 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, NoPlanLeftError, trained
 from runtime.launch.meeting import TrainingFailedError
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW, Settings
 from runtime.state.checkpoint import Checkpoint, finished
-from runtime.training.settings import Settings, TrainingRun
+from runtime.training.settings import TrainingRun
 from tests.conftest import STRESS
 from tests.solvers import problems
 

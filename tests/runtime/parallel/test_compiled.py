@@ -14,6 +14,7 @@ from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.model import ModelSpec
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
+from tests.runtime.parallel.test_training_of_kinds import MODELS
 from tests.runtime.ranks import run_ranks
 from tests.slow import slow_but
 
@@ -88,6 +89,13 @@ def test_compiled_layers_train_as_plain_ones(plan: Plan, backend: str) -> None:
     # One graph for all layers of a policy; of those with full recompute one without a backward and one with it, which
     # is that of layers without recompute. In a TP group more: those between collectives.
     assert [graphs for *_, graphs in found] == [3] if plan == ONE else all(graphs > 3 for *_, graphs in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_compiled_layers_of_kinds_train_as_plain_ones(name: str) -> None:
+    plan = Plan((Pipeline((Stage(TensorParallel((0,)), ((0, 4),), ("none", "selective", "full", "full")),), 2),))
+    check_equal(trained(plan, MODELS[name], "aot_eager"), trained(plan, MODELS[name]))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from runtime.device import taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.parts import ParameterPart
 from runtime.network import join_world
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import Trainee, drawn
 
 pytestmark = pytest.mark.skipif(

@@ -19,8 +19,9 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
 from runtime.launch.head import AfterFaults, trained
+from runtime.settings import Settings
 from runtime.state.checkpoint import Checkpoint, finished
-from runtime.training.settings import Settings, TrainingRun
+from runtime.training.settings import TrainingRun
 from tests.conftest import STRESS
 from tests.runtime.launch.test_faults import problem
 from tests.runtime.parallel.test_training import SETTINGS, equal_one_process, features, trainee, whole

@@ -14,8 +14,8 @@ from hexiopt.numbers.optimizers import OPTIMIZERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.moments import RULES, is_whole, moments_of
-from runtime.parallel.optimizer import AdamW
 from runtime.parallel.step_rules import PassNumbers, adamw_pass, compiled_adamw_pass
+from runtime.settings import AdamW
 from tests.runtime.parallel.test_adapter_training import BOTH
 from tests.runtime.parallel.test_compiled import MODEL
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, trainee, whole

@@ -13,7 +13,7 @@ import torch
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.parallel.optimizer import AdamW
+from runtime.settings import AdamW
 from runtime.training.trainee import Trainee, drawn
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks

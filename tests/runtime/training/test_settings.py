@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from experiments.app.verb_config import CHOICES
-from runtime.parallel.optimizer import AdamW
-from runtime.training.settings import Settings
+from runtime.settings import AdamW, Settings
 
 ADAM = AdamW(lr=2.0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runtime.mapping.lowering import Action
-from runtime.training.settings import TRACE_AFTER
+from runtime.settings import TRACE_AFTER
 from runtime.training.trace import StepTrace
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
 from tests.runtime.ranks import random_plan, run_ranks

@@ -12,8 +12,9 @@ import torch
 from hexiopt.errors import InputError
 from runtime.data.batches import Batches
 from runtime.data.corpus import Corpus
+from runtime.settings import Settings
 from runtime.training.preparation import prepared_run
-from runtime.training.settings import Settings, TrainingRun
+from runtime.training.settings import TrainingRun
 from runtime.training.validation import Validation
 from tests.runtime.data.corpora import counted, token_file
 from tests.runtime.parallel.test_training import SEQ_LEN, trainee, whole

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.lab.trials.overlap import Exchange, exchange_in
+from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from experiments.lab.trials.plans import TrialPlan, trial_plans
 from experiments.lab.trials.trial import Trial, TrialRequest, tried
 from hexiopt.cost.pricer import PlanPricer
@@ -39,7 +39,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
     """Of one device."""
     alone = trial(WAYS["small, 1 device"], tmp_path_factory.mktemp("alone"))
     assert alone.trouble is None
-    assert alone.exchange == Exchange()
+    assert alone.exchange == ExchangeTime()
     return alone.losses
 
 
@@ -83,11 +83,11 @@ def test_what_is_hidden_is_in_the_trace(tmp_path: Path) -> None:
         ("kernel", "gemm", 7, 13, 20),
         ("cpu_op", "aten::mm", 1, 0, 30),
     )
-    assert exchange_in(path) == Exchange(pytest.approx(14e-6), pytest.approx(5e-6))  # type: ignore[arg-type]
+    assert exchange_in(path) == ExchangeTime(pytest.approx(14e-6), pytest.approx(5e-6))  # type: ignore[arg-type]
     path = written(
         tmp_path / "cpu.json.gz",
         ("user_annotation", "gloo:all_reduce", 2, 0, 10),
         ("cpu_op", "aten::copy_", 2, 0, 10),
         ("cpu_op", "aten::mm", 1, 9, 30),
     )
-    assert exchange_in(path) == Exchange(pytest.approx(10e-6), pytest.approx(1e-6))  # type: ignore[arg-type]
+    assert exchange_in(path) == ExchangeTime(pytest.approx(10e-6), pytest.approx(1e-6))  # type: ignore[arg-type]
