@@ -38,7 +38,8 @@ demo: install
 
 # Tests start some hundred processes, so Python keeps what it compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
+# Neighbours share what takes long to compute, so a process has a run of them; at the end stands who was skipped, and why.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -rs
 
 test: install lint
 	$(PYTEST) -m "not slow"

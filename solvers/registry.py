@@ -46,11 +46,11 @@ def known() -> dict[str, str]:
 def solver_class(name: str) -> SolverClass:
     """The class of the solver called `name`. Raises InputError for unknown names and what cannot be imported."""
     name = current_name(name, 4)
+    if name in BUILT_IN:  # what cannot be imported of ours is a bug, not bad input
+        return cast(SolverClass, resolve_name(BUILT_IN[name]))
     solvers = known()
     if name not in solvers:
         raise InputError(f"solver: {name!r} is not known; {did_you_mean(name, solvers)}")
-    if name in BUILT_IN:  # what cannot be imported of ours is a bug, not bad input
-        return cast(SolverClass, resolve_name(BUILT_IN[name]))
     return import_class(name, solvers[name])
 
 

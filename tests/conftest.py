@@ -4,16 +4,15 @@ Property tests draw the same examples in every run, so that a failure is a chang
 (`HYPOTHESIS_PROFILE=new`).
 """
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may slow a machine down
 settings.register_profile("same", UNTIMED, derandomize=True, max_examples=25)
@@ -25,28 +24,17 @@ ROOT = Path(__file__).parent.parent
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.pop("COLUMNS", None)  # the width of tables is not that of the terminal that runs the tests
 STRESS = os.environ.get("HEXIOPT_STRESS") == "1"  # whole sweeps, by `make stress`
-# Files whose tests share what takes long to compute: all of a file in one process, where there are several.
-SHARING = (
-    "tests/experiments/test_validate.py",
-    "tests/runtime/state/test_checkpoint.py",
-    "tests/runtime/launch/test_faults.py",
-    "tests/runtime/launch/test_machines.py",
-    "tests/solvers/baselines/flashflex/test_flashflex.py",
-    "tests/solvers/baselines/test_every_baseline.py",
-)
 
 
-class _Sharing(LoadScopeScheduling):
-    """Any test anywhere, but those of a sharing file together."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return path if path in SHARING else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Which process runs what, with `-n`."""
-    return _Sharing(config, log)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected: millions of objects that stay, a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -185,6 +186,7 @@ class Config:
         return space_from_sections(self.space.section(), Section(asdict(self.constraints), "constraints"))
 
 
+@cache
 def register() -> None:
     """Register the schema with Hydra; `solver_config.py` registers those of the solvers."""
     ConfigStore.instance().store(name="schema", node=Config)

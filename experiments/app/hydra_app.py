@@ -156,11 +156,13 @@ def _parse(args: Sequence[str]) -> argparse.Namespace:
 def _may_set_mode(parsed: argparse.Namespace) -> bool:
     """Whether `hydra.mode` may be set other than by --multirun: by an experiment, the user's files or an override.
 
-    To find out for certain, the configuration has to be composed once more.
+    To find out for certain, the configuration has to be composed once more, which the folder of a run does not ask for.
     """
     foreign = (parsed.config_path, parsed.config_dir, parsed.config_name)
-    ours = (override.lstrip("+").startswith(("experiment", "hydra")) for override in parsed.overrides)
-    return any(foreign) or any(ours)
+    stated = [override.lstrip("+") for override in parsed.overrides]
+    return any(foreign) or any(
+        override.startswith(("experiment", "hydra")) and not override.startswith("hydra.run.") for override in stated
+    )
 
 
 def _chosen_solvers(parsed: argparse.Namespace) -> set[str] | None:

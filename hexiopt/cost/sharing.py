@@ -4,9 +4,11 @@ A message has a part of its resources for as long as it is under way, beside tho
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hexiopt.cost.clock.clock import Clock, PipelineTimes
+from hexiopt.cost.clock.folding import Lane, components, fold
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.splits import LateBytes
@@ -15,6 +17,7 @@ from hexiopt.schedules.operation import Operation, Turn
 from hexiopt.schedules.schedule import stage_orders
 from hexiopt.schedules.split import late_operations
 from hexiopt.simulation.engine import SimulatedLink, Span, StageTimes, Step, link_of
+from hexiopt.simulation.fair_shares import Need
 
 StageOrders = tuple[tuple[Operation, ...], ...]  # of each stage of a pipeline
 
@@ -39,7 +42,7 @@ class FairShares:
     """A network whose resources are shared by those messages that are under way at once, by max-min fairness.
 
     Times are of the compiled clock, spans of the event simulation (`hexiopt/simulation`), which ends when the clock
-    does; those of the last plan are remembered.
+    does, of one of equal pipelines; those of the last plan are remembered.
     """
 
     def __init__(self) -> None:
@@ -60,7 +63,7 @@ class FairShares:
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
-        return (span for span in self._spans[tuple(placed)] if span.pipeline == number)
+        return iter(self._spans[tuple(placed)][number])
 
     def forget(self) -> None:
         """As of `NetworkModel`."""
@@ -68,11 +71,27 @@ class FairShares:
         self._late_bytes.forget()
         self._spans.clear()
 
-    def _simulate(self, placed: tuple[PlacedPipeline, ...]) -> tuple[Span, ...]:
-        """All spans of pipelines that share the network, in the order in which they end."""
-        schedule, links = placed[0].schedule, [link for p, line in enumerate(placed) for link in links_of(p, line)]
-        running = {p: stage_times(line) for p, line in enumerate(placed)}
-        return tuple(Step(running, schedule, links, dict(enumerate(self.orders(placed)))).spans())
+    def _simulate(self, placed: tuple[PlacedPipeline, ...]) -> list[tuple[Span, ...]]:
+        """The spans of each pipeline in the order in which they end [pipelines]: pipelines that share nothing are
+        simulated apart, and one of those that share alike."""
+        orders, spans = self.orders(placed), dict[int, tuple[Span, ...]]()
+        for together in components([line.lanes.resources for line in placed]):
+            lines = [placed[p] for p in together]
+            folding = fold([line.graph for line in lines], [line.lanes.by_message() for line in lines])
+            first = [folding.class_of.index(number) for number in range(len(folding.lanes))]
+            links = [
+                link
+                for number, (lanes, flows) in enumerate(zip(folding.lanes, folding.flows, strict=True))
+                for link in _links(number, lines[first[number]], lanes, flows)
+            ]
+            running = {number: stage_times(lines[k]) for number, k in enumerate(first)}
+            order = {number: orders[together[k]] for number, k in enumerate(first)}
+            simulated: list[list[Span]] = [[] for _ in first]
+            for span in Step(running, placed[0].schedule, links, order).spans():
+                simulated[span.pipeline].append(span)
+            for p, number in zip(together, folding.class_of, strict=True):
+                spans[p] = tuple([replace(span, pipeline=p) for span in simulated[number]])
+        return [spans[p] for p in range(len(placed))]
 
 
 def stage_times(line: PlacedPipeline) -> list[StageTimes]:
@@ -98,5 +117,14 @@ def _stage_orders(line: PlacedPipeline, times: PipelineTimes) -> StageOrders:
 
 def links_of(p: int, pipeline: PlacedPipeline) -> Iterator[SimulatedLink]:
     """The links of the pipeline of number `p`, as the simulation asks for them."""
-    for placed, lane in zip(pipeline.messages, pipeline.lanes.by_message(), strict=True):
-        yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), dict(lane.needs), lane.most)
+    lanes = pipeline.lanes.by_message()
+    return _links(p, pipeline, lanes, [[1] * len(lane.needs) for lane in lanes])
+
+
+def _links(
+    p: int, pipeline: PlacedPipeline, lanes: Sequence[Lane], flows: Sequence[Sequence[int]]
+) -> Iterator[SimulatedLink]:
+    """Links over `lanes` [messages], on which `flows` [messages][needs] equal messages cross a resource at once."""
+    for placed, lane, counts in zip(pipeline.messages, lanes, flows, strict=True):
+        needs = [Need(resource, seconds, count) for (resource, seconds), count in zip(lane.needs, counts, strict=True)]
+        yield link_of(p, placed.message, lane.fixed_s, len(pipeline.stages), needs, lane.most)

@@ -13,7 +13,7 @@ from math import inf
 from hexiopt.plan.messages import Message
 from hexiopt.schedules.operation import Operation, OperationKind, next_place
 from hexiopt.schedules.schedule import Schedule
-from hexiopt.simulation.fair_shares import fair_rates
+from hexiopt.simulation.fair_shares import Need, fair_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,15 @@ class SimulatedLink:
     """From one executor to another. Messages go one after another: `fixed_s` seconds, and then, where they share the
     network, as long as their share of it takes.
 
-    A message takes `fixed_s` seconds and then, if it shares the network, the time that its share takes. `needs` has the
-    seconds for which a message alone needs each shared resource; `most` is the most messages a second that everything
-    else lets pass.
+    A message takes `fixed_s` seconds and then, if it shares the network, the time that its share takes. `needs` is
+    what a message needs of each; `most` is the most messages a second that everything else lets pass.
     """
 
     sender: ExecutorId
     kind: OperationKind  # of the operation that sends
     receiver: ExecutorId
     fixed_s: float
-    needs: Mapping[int, float] = field(default_factory=dict)
+    needs: Sequence[Need] = ()
     most: float = inf
     waiting: deque[Operation] = field(default_factory=deque)  # that the messages come from; the first is in transit
     began_s: float = 0.0
@@ -185,11 +184,11 @@ def link_of(
     message: Message,
     fixed_s: float,
     num_stages: int,
-    needs: Mapping[int, float] | None = None,
+    needs: Sequence[Need] = (),
     most: float = inf,
 ) -> SimulatedLink:
     """The link on which messages like `message` go in the pipeline of that number; the rest as of `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender
     receiver = pipeline, message.target(num_stages), message.receiver
     kind = OperationKind.BACKWARD if message.backward else OperationKind.FORWARD
-    return SimulatedLink(sender, kind, receiver, fixed_s, needs or {}, most)
+    return SimulatedLink(sender, kind, receiver, fixed_s, needs, most)

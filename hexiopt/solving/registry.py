@@ -5,11 +5,12 @@ The groups are `hexiopt.solvers` and `hexiopt.pricers`. Our own solvers are in o
 imports no package of solvers.
 """
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
-from importlib.metadata import entry_points
+from functools import cached_property, lru_cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from inspect import getdoc
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -53,14 +54,24 @@ def current_name(name: str, level: int = 3) -> str:
     return ALIASES.get(name, name)
 
 
+@lru_cache(maxsize=16)
+def _points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of `group` in what is installed on `path`; to read them takes every package's metadata."""
+    return tuple(entry_points(group=group))
+
+
+def _entry_points(group: str) -> tuple[EntryPoint, ...]:
+    return _points(group, tuple(sys.path))
+
+
 def solver_targets() -> dict[str, str]:
     """`module:Class` of every declared solver by name, sorted; where another package declares a name of ours, ours.
 
     Raises InputError where a folder named `solvers` hides ours.
     """
     refuse_hidden("solvers")
-    targets = {point.name: point.value for point in entry_points(group=GROUP)}
-    for point in entry_points(group=TABLE_GROUP):
+    targets = {point.name: point.value for point in _entry_points(GROUP)}
+    for point in _entry_points(TABLE_GROUP):
         if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:
             targets |= point.load()
     return dict(sorted(targets.items()))
@@ -71,7 +82,7 @@ def find_pricer(name: str) -> PricerMaker:
 
     Raises InputError for an unknown or broken one; the maker raises it for a cost model that lacks what searches ask.
     """
-    targets = {point.name: point.value for point in entry_points(group=PRICERS)}
+    targets = {point.name: point.value for point in _entry_points(PRICERS)}
     if name not in targets:
         others = did_you_mean(name, targets) if targets else f"no installed package declares one in {PRICERS}"
         raise InputError(f"pricer: {name!r} is not known; {others}")

@@ -1,4 +1,4 @@
-"""One line for every bad input, and nothing written."""
+"""One line for every bad input, and nothing written; what readers say of files is in `tests/golden/bad_input`."""
 
 from pathlib import Path
 from typing import Any
@@ -8,25 +8,12 @@ import pytest
 from experiments import plan
 from experiments.app.verbs import VERBS
 from tests.conftest import Run
-from tests.experiments.command_line import QUICK, RTX, TINY, V100, refused
+from tests.experiments.command_line import QUICK, TINY, V100, refused
 
 BAD_FILES = {
     "malformed.yaml": "name: [x\n",
-    "tag.yaml": "name: !!python/object/apply:os.system ['touch pwned']\n",
-    "anchor.yaml": "name: &a x\nmachines: *a\n",
-    "nan.yaml": f"name: x\ninter_machine: {{bandwidth_gb_per_s: .nan}}\nmachines:\n  - {RTX}\n",
-    "twice.yaml": "name: x\nname: y\n",
-    "list.yaml": "- a\n",
-    "empty.yaml": "",
-    "latin.yaml": b"name: \xff\xfe\n",
     "v100.yaml": f"name: x\nmachines:\n  - {V100}\n",
-    "gpu.yaml": f"name: x\nmachines:\n  - {RTX.replace('3090', '3091')}\n",
-    "key.yaml": f"name: x\nmachines:\n  - {RTX.replace('num_gpus', 'gpus')}\n",
-    "typo.yaml": f"name: x\nmachines:\n  - {RTX.replace('bandwidth', 'bandwith')}\n",
-    "typo.json": '{"model_typ": "llama"}',
-    "null.yaml": f"name: x\nmachines:\n  - {RTX.replace('12', 'null')}\n",
     "malformed.json": '{"model_type": "llama", ',
-    "nan.json": '{"model_type": "llama", "hidden_size": NaN}',
     "moe.json": '{"model_type": "jetmoe", "num_local_experts": 8}',
 }
 CLUSTER = ("model=tiny", "cluster=file", "solver=random")
@@ -100,26 +87,8 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("plan", *CLUSTER, "cluster.path=7"), "7 is not a path"),
     (("plan", *CLUSTER, "cluster.path=huge.yaml"), "larger than 1 MiB"),
     (("plan", *CLUSTER, "cluster.path=malformed.yaml"), "malformed.yaml, line 2"),
-    (("plan", *CLUSTER, "cluster.path=tag.yaml"), "tag"),
-    (("plan", *CLUSTER, "cluster.path=anchor.yaml"), "anchors"),
-    (("plan", *CLUSTER, "cluster.path=nan.yaml"), "inter_machine.bandwidth_gb_per_s: nan is not finite"),
-    (("plan", *CLUSTER, "cluster.path=twice.yaml"), "appears twice"),
-    (("plan", *CLUSTER, "cluster.path=list.yaml"), "not a mapping"),
-    (("plan", *CLUSTER, "cluster.path=empty.yaml"), "not a mapping"),
-    (("plan", *CLUSTER, "cluster.path=latin.yaml"), "UTF-8"),
     (("plan", *CLUSTER, "cluster.path=v100.yaml"), "choose workload.precision=fp16"),
-    (("plan", *CLUSTER, "cluster.path=gpu.yaml"), "did you mean rtx_3090"),
-    (("plan", *CLUSTER, "cluster.path=key.yaml"), "num_gpus"),
-    (("plan", *CLUSTER, "cluster.path=typo.yaml"), "].intra_bandwith_gb_per_s: unknown key; did you mean intra_bandw"),
-    (
-        ("plan", *MODEL, "model.path=typo.json"),
-        "model_type: is missing; state it, as llama in place of model_typ",
-    ),
-    (("plan", *CLUSTER, "cluster.path=null.yaml"), "unknown (null)"),
     (("plan", *MODEL), "model.path: is missing"),
-    (("plan", *MODEL, "model.path=malformed.json"), "malformed.json: malformed JSON"),
-    (("plan", *MODEL, "model.path=nan.json"), "hidden_size: nan is not finite; state a number"),
-    (("plan", *MODEL, "model.path=moe.json"), "mixture of 8 experts"),
     (("price",), "plan: is missing"),
     (("price", "plan=nope.json"), "nope.json: the file does not exist"),
     (("price", "plan=malformed.json"), "malformed JSON"),

@@ -79,7 +79,7 @@ def test_it_is_written_on_the_public_interface(source: Path) -> None:
 
 # `make notebooks` has run each as it is now: `test_outputs_belong_to_the_source`.
 @pytest.mark.slow
-@pytest.mark.parametrize("source", notebooks.SOURCES[:: 1 if STRESS else 2], ids=lambda source: source.stem)
+@pytest.mark.parametrize("source", notebooks.SOURCES[:: 1 if STRESS else 3], ids=lambda source: source.stem)
 def test_it_runs(source: Path, tmp_path: Path) -> None:
     if source.stem.startswith("08"):
         pytest.importorskip("torch")

@@ -26,6 +26,7 @@ from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.space import SWITCHES
 from solvers import registry
 from tests.conftest import ROOT, STRESS
+from tests.slow import slow_but
 
 SCALE = Scale(quick=True, seeds=2, sizes=(16, 128))
 QUIET = Console(quiet=True)
@@ -68,8 +69,13 @@ FOUND: dict[str, Callable[[int], float | None]] = {
 }
 
 
-@pytest.mark.parametrize("found", FOUND)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "found"),
+    slow_but(
+        [(name, [*FOUND][k % 3 == 2]) for k, name in enumerate(NAMES)],
+        [(name, kind) for name in NAMES for kind in FOUND],
+    ),
+)
 def test_every_study(name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its page, figures and CSV are written; no claim, table or condition says NaN; every row names its search."""
 
@@ -135,7 +141,7 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES if STRESS else NAMES[::3])
+@pytest.mark.parametrize("name", NAMES if STRESS else NAMES[::5])
 def test_every_study_measures_quickly(name: str, tmp_path: Path) -> None:
     assert main([name, "--quick", "--out", str(tmp_path)]) == 0
     rows = pd.read_csv(tmp_path / name / f"{name}.csv")

@@ -32,7 +32,7 @@ def statuses(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/status.json"))]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", slow_but(("joblib",), LAUNCHERS))
 def test_a_bad_job_does_not_end_the_sweep(hexiopt: Run, tmp_path: Path, launcher: str) -> None:
     if launcher == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

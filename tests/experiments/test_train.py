@@ -106,6 +106,7 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     assert first < losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_its_own_folder_alone(hexiopt: Run, tmp_path: Path, plan: Path) -> None:
     """Its metrics are appended to; another batch takes up the text where the last one left it."""
     words = ("train", f"plan={plan}", "train.warmup_steps=1", "hydra.run.dir=run")

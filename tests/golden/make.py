@@ -1,6 +1,6 @@
 """Golden files brought up to date: `python -m tests.golden.make [prices] [plans] [bad_input]`, all by default.
 
-Inputs stay as they are: `tests/golden/draw.py` makes new plans and problems, files with errors are added by hand.
+Inputs stay as they are; files with errors are added by hand, with an empty message.
 """
 
 import sys

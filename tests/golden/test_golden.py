@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from hexiopt.solving.registry import ALIASES
 from tests.golden import files, outcome
 from tests.slow import slow_but
 
 SHOWN = 12
 PLANS = files.read(files.PLANS)
-LONG = ("cp_sat", "flashflex", "sequence_exact")  # half of the time that all solvers take
+LONG = ("cp_sat", "flashflex", "sequence_exact", *ALIASES)  # half of the time that all solvers take
 
 
 def assert_none(lines: Iterable[str]) -> None:

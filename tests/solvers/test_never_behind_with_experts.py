@@ -20,6 +20,7 @@ from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
 from solvers.frame.infeasible import memory_infeasibility
 from solvers.registry import make_solver
+from tests.conftest import STRESS
 from tests.hexiopt.shapes_of_kinds import MIXED, model_of
 from tests.slow import slow_but
 from tests.solvers import problems
@@ -77,8 +78,9 @@ def mixed_machines(number: int) -> Problem:
     return replace(problem, model=drawn_model(random.Random(number), problem.model.num_layers))
 
 
-DRAWN = [*((small_machines, n) for n in range(32)), *((mixed_machines, n) for n in range(60) if n // 2 % 3 == 0)]
 QUICK = [(small_machines, 8), (small_machines, 18), (mixed_machines, 12)]
+ALL = [*((small_machines, n) for n in range(32)), *((mixed_machines, n) for n in range(60) if n // 2 % 3 == 0)]
+DRAWN = ALL if STRESS else [case for case in ALL if case in (*QUICK, *random.Random(0).sample(ALL, 18))]
 
 
 @pytest.mark.parametrize(("make", "number"), slow_but(QUICK, DRAWN))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hexiopt.bounds.box_stages import Multipliers
 from hexiopt.bounds.chains import Boxes, Chains, ScheduleFamily
@@ -22,6 +23,7 @@ from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
+Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 LAYERS = 4
 BOUNDED = tuple(schedule for schedule in SCHEDULES if schedule.is_bounded)
 
@@ -75,18 +77,20 @@ def family(types: StageTypes, m: int, *, split: bool) -> ScheduleFamily:
     return ScheduleFamily(schedules, 1, 1, 1, LAYERS, m if late_of(types) else None)
 
 
-def stage_price(types: StageTypes, prices: Multipliers, row: int, n: int, m: float, slack_s: float) -> float:
-    """By the rows of the program: devices, slots, longest; the modes that leave time; few holders."""
-    kind, batch = types.kind[row], types.global_batch
-    found = []
+def stage_price(types: StageTypes, prices: Multipliers, rows: Ints, n: int, m: float, slack_s: Floats) -> Floats:
+    """Of stages of n layers, of the types `rows` [chains], by the rows of the program: devices, slots, longest; the
+    modes that leave time; few holders."""
+    kind, batch = types.kind[rows], types.global_batch
+    machines, found = types.devices[rows] / types.machine_devices[kind], []
     for j, most in enumerate(prices.most_shared):
-        base = types.devices[row] * prices.device[kind, j] + n * m / batch * prices.slot[kind, j]
-        machines = types.devices[row] / types.machine_devices[kind]
+        base = types.devices[rows] * prices.device[kind, j] + n * m / batch * prices.slot[kind, j]
         found.append(base + machines * n * prices.longest[kind, j])
-        if types.lockstep[row] or prices.tail_s[kind, j] <= slack_s:
-            found.append(base + machines * max(0.0, n - most) * prices.longest[kind, j])
-    alone = n - slack_s / types.inner_s[row] if types.inner_s[row] else 0.0
-    return float(min(found) + prices.holder / types.share[row] * max(0.0, alone))
+        less = base + machines * max(0.0, n - most) * prices.longest[kind, j]
+        found.append(np.where(types.lockstep[rows] | (prices.tail_s[kind, j] <= slack_s), less, np.inf))
+    inner_s = types.inner_s[rows]
+    alone = np.where(inner_s > 0.0, n - slack_s / np.where(inner_s > 0.0, inner_s, 1.0), 0.0)
+    price: Floats = np.min(found, axis=0) + prices.holder / types.share[rows] * np.maximum(0.0, alone)
+    return price
 
 
 def flight(after: int, m: int, *, split: bool) -> BoundTerms:
@@ -100,37 +104,33 @@ def every_price(
 ) -> float:
     """The least price of all chains that obey the conditions of 1F1B with Σ in the box; of journeys without weight
     gradients and recomputation, and with the forwards alone of the stages before, where backwards may be `split`."""
-    best = np.inf
+    best, late = np.inf, late_of(types)
+    terms = [flight(after, m, split=split) for after in range(LAYERS)]
+    table_s = [types.seconds(late, after, term) for after, term in enumerate(terms)]
     for count in range(1, LAYERS + 1):
+        rows = np.array(list(itertools.product(range(len(types.kind)), repeat=count)))
         for cuts in itertools.combinations(range(1, LAYERS), count - 1):
             layers = np.diff((0, *cuts, LAYERS))  # from the last stage to the first
-            for rows in itertools.product(range(len(types.kind)), repeat=count):
-                t = [
-                    types.seconds(late_of(types), a, flight(a, m, split=split))[r, n]
-                    for a, (r, n) in enumerate(zip(rows, layers, strict=True))
-                ]
-                journeys_s = t
-                if split:
-                    journeys_s = [n * (types.layer_s[r] - types.late_s[r]) for r, n in zip(rows, layers, strict=True)]
-                    journeys_s[0] += types.head_s[rows[0]]
-                if not low_s <= sum(journeys_s) <= high_s:
-                    continue
-                price = 0.0
-                for after, (row, n, seconds) in enumerate(zip(rows, layers, t, strict=True)):
-                    head_s = types.head_forward_s[row] if after == 0 else 0.0
-                    ahead_s = min(after, m - 1) * (types.forward_s[1, 1][row, n] + head_s)
-                    first = after == count - 1
-                    other_s = sum(journeys_s) - journeys_s[after]
-                    if split and not first:
-                        other_s *= types.forward_share
-                    end_s = m * seconds + max(0.0, other_s - ahead_s)
-                    if end_s > step_s:
-                        price = np.inf
-                        break
-                    slack_s = step_s - (end_s if first or split else m * seconds)
-                    price += stage_price(types, prices, row, int(n), m, slack_s)
-                best = min(best, price)
-    return best
+            t = np.stack([table_s[a][rows[:, a], n] for a, n in enumerate(layers)], axis=1)
+            journeys_s = t
+            if split:
+                journeys_s = layers * (types.layer_s - types.late_s)[rows]
+                journeys_s[:, 0] += types.head_s[rows[:, 0]]
+            whole_s, price = journeys_s.sum(axis=1), np.zeros(len(rows))
+            allowed = (low_s <= whole_s) & (whole_s <= high_s)
+            for after, n in enumerate(layers.tolist()):
+                row, first = rows[:, after], after == count - 1
+                head_s = types.head_forward_s[row] if after == 0 else 0.0
+                ahead_s = min(after, m - 1) * (types.forward_s[1, 1][row, n] + head_s)
+                other_s = whole_s - journeys_s[:, after]
+                if split and not first:
+                    other_s = other_s * types.forward_share
+                busy_s = m * t[:, after]
+                end_s = busy_s + np.maximum(0.0, other_s - ahead_s)
+                allowed &= end_s <= step_s
+                price += stage_price(types, prices, row, n, m, step_s - (end_s if first or split else busy_s))
+            best = min(best, price[allowed].min(initial=np.inf))
+    return float(best)
 
 
 def drawn_prices(types: StageTypes, seed: int) -> Multipliers:
@@ -239,7 +239,7 @@ def test_no_chain_of_any_depth_is_cheaper_than_its_box(
         end_s = m * t[after] + max(0.0, other_s - ahead_s)
         assert end_s <= step_s
         slack_s = step_s - (end_s if first or split else m * t[after])
-        price += stage_price(types, prices, row, n, m, slack_s)
+        price += float(stage_price(types, prices, np.array([row]), n, m, np.array([slack_s]))[0])
     box = Boxes(*(np.array([float(x)]) for x in (m, m, 0.9 * sum(journeys_s), 1.1 * sum(journeys_s))))
     weights = np.array([[0.0], [0.5], [2.0]]) / box.high_s
     for multipliers in (weights, None):

@@ -23,6 +23,7 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
+from tests.hexiopt.simulation.test_many_plans import simulated
 from tests.slow import slow_but
 from tests.solvers.drawn import drawn_problem
 
@@ -77,16 +78,19 @@ def test_company_slows_down_and_equal_company_equally() -> None:
 
 @pytest.mark.parametrize("number", slow_but(range(3), range(24)))
 def test_searched_plans_end_when_the_event_simulation_says(number: int) -> None:
-    """Plans of many equal pipelines among them, of which one runs for all; to the last digit."""
+    """Plans of many equal pipelines among them, of which one runs for all, here and in what is drawn; to the last
+    digit."""
     problem = drawn_problem(number)
     plan = make_solver("local_search").solve(problem, Budget(3600.0, 40), seed=number).plan
     if plan is None:
         pytest.skip("the search finds no plan in so few steps")
     fair = PlanPricer(problem, network=FairShares())
     cost = fair.price(plan)
+    one_by_one = simulated(list(fair.place_pipelines(plan)))
     for p, pipeline in enumerate(cost.pipelines):
         ends = {(s.stage, s.executor): s.end_s for s in fair.spans(plan, cost, p) if not s.is_message}
         assert tuple(ends[at] for at in sorted(ends)) == pipeline.executor_end_s
+        assert {at[1:]: end_s for at, end_s in one_by_one.items() if at[0] == p} == ends
 
 
 def test_an_order_that_waits_for_itself_is_refused() -> None:

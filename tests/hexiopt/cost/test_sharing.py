@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import links_of, stage_times
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
+from hexiopt.simulation.engine import Step
 from tests.alone import Alone
 from tests.hexiopt.cost.test_sequence_plans import PROBLEM
 from tests.solvers import problems
@@ -65,17 +67,18 @@ def test_no_earlier_than_alone_and_as_alone_where_nothing_is_shared(pair: tuple[
             assert mean_s == pytest.approx(sum(each) / len(each), rel=1e-9)
 
 
-def side_by_side(first: int, second: int) -> tuple[PlanPricer, Plan]:
-    """Two pipelines with one micro-batch over the same two machines, with so many layers on the first one."""
+def side_by_side(*on_first: int, micro_batches: int = 1) -> tuple[PlanPricer, Plan]:
+    """Pipelines over the same two machines, with so many layers on the first one."""
+    count = len(on_first)
     base = problems.easy()
     problem = replace(
         base,
-        cluster=problems.cluster(("a", "fast", 2), ("b", "fast", 2)),
+        cluster=problems.cluster(("a", "fast", count), ("b", "fast", count)),
         model=replace(base.model, num_layers=8),
-        workload=replace(base.workload, global_batch=2),
+        workload=replace(base.workload, global_batch=count * micro_batches),
     )
     pipelines = tuple(
-        Pipeline((Stage.of((k,), 0, n), Stage.of((2 + k,), n, 8)), 1) for k, n in enumerate((first, second))
+        Pipeline((Stage.of((k,), 0, n), Stage.of((count + k,), n, 8)), micro_batches) for k, n in enumerate(on_first)
     )
     return PlanPricer(problem), Plan(pipelines)
 
@@ -101,6 +104,23 @@ def test_messages_that_meet_take_turns_and_others_do_not() -> None:
     facts = PlanFacts(model.problem, plan, cost, pricer=model)
     drawn = {(s.pipeline, s.stage, s.executor): s.end_s for p in (0, 1) for s in facts.spans(p) if not s.is_message}
     assert drawn == ends
+
+
+def test_equal_pipelines_have_the_spans_of_one_that_stands_for_them() -> None:
+    """Three equal ones and one that is not, over one network: as where all four are simulated."""
+    model, plan = side_by_side(4, 4, 4, 6, micro_batches=5)
+    placed = list(model.place_pipelines(plan))
+    links = [link for p, line in enumerate(placed) for link in links_of(p, line)]
+    running, orders = {p: stage_times(line) for p, line in enumerate(placed)}, dict(enumerate(model.orders(plan)))
+    whole = list(Step(running, plan.schedule, links, orders).spans())
+    for p in range(4):
+        expected = [span for span in whole if span.pipeline == p]
+        found = list(model.spans(plan, model.price(plan), p))
+        assert [replace(span, start_s=0.0, end_s=0.0) for span in found] == [
+            replace(span, start_s=0.0, end_s=0.0) for span in expected
+        ]
+        for ends in ("start_s", "end_s"):
+            assert [getattr(s, ends) for s in found] == pytest.approx([getattr(s, ends) for s in expected], rel=1e-9)
 
 
 def test_sequence_layouts_end_when_the_event_simulation_says() -> None:

@@ -12,6 +12,7 @@ from hexiopt.numbers.frameworks import default_framework
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from tests.slow import slow_but
 from tests.solvers.drawn import drawn_problem
 from tests.solvers.problems import cluster
 
@@ -81,7 +82,7 @@ def test_no_plan_of_zero_2_or_3() -> None:
     assert [fault.rule for fault in hx.check(problem(1, 1), data_parallel(2, 2))] == ["sharding"]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", slow_but((1,), range(4)))
 def test_bounds_hold(number: int) -> None:
     task = drawn_problem(number)
     task = replace(task, workload=replace(task.workload, gradient_precision="fp8"))

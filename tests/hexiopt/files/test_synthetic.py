@@ -120,27 +120,3 @@ def test_ten_thousand_gpus_in_two_seconds() -> None:
         return cluster
 
     assert within(2.0, built).machine_of.shape == (10_240,)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (mapping(num_machines=0), r"my\.yaml: synthetic\.num_machines: 0 is out of range"),
-        (mapping(num_machines=20_000), r"my\.yaml: synthetic\.num_machines: 20000 is out of range"),
-        (mapping(gpus_per_machine=None), r"my\.yaml: synthetic\.gpus_per_machine: is unknown"),
-        (mapping(mix={"rtx_309": 1}), r"my\.yaml: synthetic\.mix\.rtx_309: .*did you mean rtx_3090"),
-        (mapping(mix={"t4": -1}), r"my\.yaml: synthetic\.mix\.t4: -1 is out of range"),
-        (mapping(mix={"t4": 0}), r"my\.yaml: synthetic\.mix: .*no weight above 0"),
-        (mapping(mix={}), r"my\.yaml: synthetic\.mix: .*no weight above 0"),
-        (mapping(machines=[]), r"my\.yaml: synthetic\.machines: unknown key"),
-        (mapping(seed="abc"), r"my\.yaml: synthetic\.seed: 'abc' is not a number"),
-        (mapping(inter_bandwidth_gb_per_s=0), r"my\.yaml: synthetic\.inter_bandwidth_gb_per_s: 0 is out"),
-        ({**mapping(), "machines": []}, r"my\.yaml: machines: \[\] is nothing that a synthetic"),
-        ({"synthetic": {"num_machines": 1}}, r"my\.yaml: name: is missing"),
-        (mapping(gpus_per_machine=1024, num_machines=16_384), r"my\.yaml: machines\[0\]\.count: makes more"),
-    ],
-)
-def test_errors_are_one_line_with_file_and_key(data: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        cluster_from_section(Section(data, "my.yaml"))
-    assert "\n" not in str(caught.value)

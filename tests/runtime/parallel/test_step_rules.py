@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -168,3 +169,32 @@ def test_one_pass_of_adamw_is_the_fused_kernel(gradient_dtype: torch.dtype, comp
         assert float((own[0] - theirs[0]).abs().max()) <= 6e-8
     assert float((rounded == theirs[0].bfloat16()).float().mean()) > 0.999
     assert torch.equal(rounded, own[0].bfloat16())
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_run_in_one_pass_has_the_same_masters_and_weights(zero: int) -> None:
+    """In BF16 over three ranks, as on GPUs, but for the compiler."""
+    plan, model, batch = replicated(3)
+    plan = replace(plan, sharding=replace(plan.sharding, stage=zero))
+
+    def work(rank: int, in_one_pass: bool) -> Any:
+        own = trainee(plan, model, batch, torch.bfloat16, torch.bfloat16)
+        own.optimizer._in_one_pass = in_one_pass
+        counted = Mock(side_effect=adamw_pass)
+        with patch("runtime.parallel.optimizer.compiled_adamw_pass", lambda: counted):
+            losses = [own.step(sequences(model, step, batch), LR)[0] for step in range(3)]
+        assert bool(counted.call_count) == in_one_pass
+        own.finish()
+        masters = [master.numpy() for master in own.optimizer.masters if master is not None]
+        return losses, masters, {name: weight.detach().float().numpy() for name, weight in own.weights.items()}
+
+    count = len(plan.devices())
+    for (losses, masters, weights), (of_kernel, others, theirs) in zip(
+        run_ranks(count, lambda rank: work(rank, True)), run_ranks(count, lambda rank: work(rank, False)), strict=True
+    ):
+        assert losses == pytest.approx(of_kernel, rel=1e-3)
+        assert len(masters) == len(others) > 0
+        for one, other in zip(masters, others, strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), torch.from_numpy(other), rtol=1e-3, atol=1e-4)
+        for name, weight in weights.items():
+            torch.testing.assert_close(torch.from_numpy(weight), torch.from_numpy(theirs[name]), rtol=1e-2, atol=1e-3)

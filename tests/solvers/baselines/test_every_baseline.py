@@ -30,7 +30,6 @@ SEARCH_ALL = tuple(name for name in BASELINES if name != "flashflex")
 TRIES = 2000  # random draws on each problem
 TOLERANCE = 0.02
 
-EVERY = pytest.mark.parametrize("name", BASELINES)
 MIXED = pytest.mark.parametrize("kind", slow_but(("slow_network",), problems.MIXED))
 
 
@@ -63,7 +62,7 @@ def answer(name: str, kind: str) -> Result:
     return made(name).solve(problems.MIXED[kind](), Budget(3600.0))
 
 
-@EVERY
+@pytest.mark.parametrize("name", BASELINES)
 @MIXED
 def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     problem, result = problems.MIXED[kind](), answer(name, kind)
@@ -72,7 +71,7 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     assert SPACES[name].first_violation(problem, result.plan) is None
 
 
-@EVERY
+@pytest.mark.parametrize("name", slow_but(SEARCH_ALL, BASELINES))
 @MIXED
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     """There are enough draws in the space, and some of them fit."""

@@ -3,6 +3,7 @@
 Rivals may decline what they cannot express; solvers of sequence layouts have the same problems with `space.sequence`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +23,19 @@ from tests.solvers import problems
 NAMES, RIVALS, SEQUENCE = map(names, (for_any_problem, baseline, of_sequences))
 
 EVERY = pytest.mark.parametrize("name", NAMES)
-RIVALS_TOO = pytest.mark.parametrize("name", [*NAMES, *RIVALS])
-ALL = pytest.mark.parametrize("name", [*NAMES, *RIVALS, *SEQUENCE])
-EVERYONE = pytest.mark.parametrize("name", names())  # also the oracles that refuse all but small problems
+KEEPING = (*NAMES, *RIVALS, *SEQUENCE)
 # Rivals share the code that listens and keeps time: but for `make stress`, some stand for all.
 FEWER = (*NAMES, *(RIVALS if STRESS else ("espresso", "galvatron", "sailor")), *SEQUENCE)
 
 ONE_OF_A_KIND = ("portfolio", "cp_sat", "sailor", "hexiseq")
 SOME = pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, FEWER))
+
+
+def in_turns(turn: int, of: Sequence[str] = KEEPING) -> pytest.MarkDecorator:
+    """Solvers of `of`: `make test` asks every third, each test another third of them, `make test-slow` the others."""
+    return pytest.mark.parametrize("name", slow_but(of[turn % 3 :: 3], of))
+
+
 DECLINING = names(lambda able: able.kind == "baseline")
 LAYOUTS_ONLY = names(lambda able: able.sequence == "only")
 SMALL_ORACLES = names(small_oracle)

@@ -20,8 +20,6 @@ from tests.conftest import ROOT, STRESS
 from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.every_solver.contract import (
-    ALL,
-    EVERYONE,
     FEWER,
     GOOD,
     HEURISTICS,
@@ -30,14 +28,15 @@ from tests.solvers.every_solver.contract import (
     SMALL_ORACLES,
     allowed,
     first_problem,
+    in_turns,
     solve,
 )
 from tests.timing import within
 
 _FRESH = """
-import json
-from tests.solvers.every_solver.test_determinism import outcomes
-print(json.dumps(outcomes()))
+import json, sys
+from tests.solvers.every_solver.test_determinism import outcome
+print(json.dumps({name: outcome(name) for name in sys.argv[1:]}))
 """
 
 
@@ -55,24 +54,23 @@ def tried(name: str) -> list[Any]:
 outcome = cache(tried)  # on a machine as it is
 
 
-def outcomes() -> dict[str, list[Any]]:
-    return {name: outcome(name) for name in (*FEWER, *SMALL_ORACLES)}
-
-
-def test_another_process_finds_the_same_plans() -> None:
-    """With another hash seed."""
+@pytest.mark.parametrize(
+    "solvers", [("portfolio", "hexiseq"), pytest.param((*FEWER, *SMALL_ORACLES), marks=pytest.mark.slow)], ids=len
+)
+def test_another_process_finds_the_same_plans(solvers: tuple[str, ...]) -> None:
+    """With another hash seed. The golden plans, which all solvers find again, are of other processes too."""
     ran = subprocess.run(
-        [sys.executable, "-c", _FRESH],
+        [sys.executable, "-c", _FRESH, *solvers],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(ran.stdout) == outcomes()
+    assert json.loads(ran.stdout) == {name: outcome(name) for name in solvers}
 
 
-@pytest.mark.parametrize("name", slow_but(("random", "local_search"), ("random", *GOOD)))
+@pytest.mark.parametrize("name", slow_but(("random",), ("random", *GOOD)))
 def test_the_seed_matters(name: str) -> None:
     steps = 100 if name == "random" else 400  # rules, which come first, are the same for all
     plans = (solve(name, problems.thirty_two_gpus(), steps=steps, seed=seed).plan for seed in range(5))
@@ -102,7 +100,7 @@ class Erratic:
         return self._now_s
 
 
-@EVERYONE
+@in_turns(0, names())
 def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the same seed and steps give the same plan again, also within one process."""
     calm = outcome(name)
@@ -111,7 +109,7 @@ def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch
     assert found == calm[: len(found)]
 
 
-@pytest.mark.parametrize("name", [*GOOD, "hexiscale"])
+@pytest.mark.parametrize("name", slow_but(("portfolio",), (*GOOD, "hexiscale")))
 def test_nor_in_longer_searches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calm = solve(name, problems.sixteen_gpus(), steps=120)
     monkeypatch.setattr(Search, "clock", staticmethod(Erratic(1)))
@@ -139,7 +137,7 @@ def test_nor_does_other_load(name: str) -> None:
         assert tried(name) == calm
 
 
-@ALL
+@in_turns(1)
 def test_steps_bind(name: str) -> None:
     """Few steps end long before the time limit; the count is the solver's own."""
     result = within(6.0, lambda: solve(name, allowed(name, problems.easy()), steps=10))

@@ -11,7 +11,6 @@ from solvers.core.search import Search
 from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.every_solver.contract import (
-    ALL,
     FEWER,
     LONG_S,
     RIVALS,
@@ -19,6 +18,7 @@ from tests.solvers.every_solver.contract import (
     allowed,
     assert_sound,
     assert_sound_or_declined,
+    in_turns,
     solve,
 )
 from tests.timing import TRIES, within
@@ -40,7 +40,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "clock", staticmethod(Ticking()))
 
 
-@ALL
+@in_turns(0)
 @pytest.mark.usefixtures("ticking")
 def test_a_search_ends_soon_after_its_time_limit(name: str) -> None:
     """After some more looks at the clock: those of a search inside others, on the way out."""
@@ -120,7 +120,7 @@ def test_a_listener_may_stop(name: str) -> None:
     assert any(late_s() < 0.5 for _ in range(TRIES))
 
 
-@ALL
+@in_turns(1)
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
     listen: OnProgress = lambda progress: False  # noqa: E731

@@ -12,7 +12,6 @@ from solvers.registry import make_solver
 from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.every_solver.contract import (
-    ALL,
     LONG_S,
     NAMES,
     PARTITIONING,
@@ -20,11 +19,12 @@ from tests.solvers.every_solver.contract import (
     SEQUENCE,
     allowed,
     assert_sound,
+    in_turns,
     solve,
 )
 
 
-@ALL
+@in_turns(2)
 @pytest.mark.parametrize("kind", slow_but(("model", "constraint"), problems.INFEASIBLE))
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
     problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
@@ -53,7 +53,7 @@ def test_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in (*NAMES, *RIVALS) if name not in PARTITIONING])
+@in_turns(1, [name for name in (*NAMES, *RIVALS) if name not in PARTITIONING])
 def test_other_solvers_work_without_metis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
     problem = problems.easy()

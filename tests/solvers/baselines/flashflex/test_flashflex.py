@@ -28,7 +28,6 @@ from solvers.baselines.flashflex.pricer import FlashFlexPricer
 from solvers.baselines.flashflex.published import OurMemory, intra_gb_per_s
 from solvers.baselines.flashflex.released import ReleasedSearch, StageSequence, _order_parts, memory_shares
 from tests.conftest import ROOT
-from tests.slow import slow_but
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
 from tests.solvers.baselines.published_spaces import FLASHFLEX_AS_RELEASED, SPACES
@@ -124,7 +123,8 @@ def planned(defects: str) -> Result:
     return FlashFlex(defects).solve(setting_2(), Budget(3600.0))
 
 
-@pytest.mark.parametrize("defects", slow_but(["as_published"], ["as_published", "as_released"]))
+@pytest.mark.slow  # of a smaller problem, as published, `test_every_baseline` asks it
+@pytest.mark.parametrize("defects", ["as_published", "as_released"])
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
     problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
     assert result.plan is not None
