@@ -88,7 +88,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
     parsed = _parse(args)
     refuse_unread(verb, [] if parsed.shell_completion else parsed.overrides)
     overrides = [_open(override) for override in with_own_files(parsed.overrides, parsed.config_dir)]
-    if verb == "train" and not any(o.startswith(("workload", "plan=", "experiment")) for o in overrides):
+    if verb == "train" and not any(o.startswith(("workload=", "plan=", "experiment")) for o in overrides):
         overrides.append("workload=small")
     hydra_version.setbase("1.3")
     register()
