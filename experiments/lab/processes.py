@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-# Optimizers import it at first use: here once, before processes fork.
-import torch._dynamo  # noqa: F401
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -30,12 +28,15 @@ def run_processes(
     """What `work(say, *arguments)` returns in each of `count` processes [rank], which find their places as under
     torchrun; `tell` is called with every line that any of them says by `say`.
 
-    Those for a GPU (`device` "cuda") are spawned: a process forked after its parent has touched CUDA cannot use it, and
-    whether something has is hard to know; `work` and its arguments are pickled. Those for a CPU are forked, which takes
-    0.1 s, not seconds. Raises ProcessFailedError, after the others have been ended.
+    They inherit nothing of this one, so that `work` and its arguments are pickled: a process forked after its parent
+    has touched CUDA, or has computed with several threads, cannot. Those for a GPU (`device` "cuda") are spawned, those
+    for a CPU forked from a process that has only imported torch. Raises ProcessFailedError, after the others have been
+    ended.
     """
-    start_method = "spawn" if device == "cuda" else "fork"
-    lines = multiprocessing.get_context(start_method).SimpleQueue()
+    start_method = "spawn" if device == "cuda" else "forkserver"
+    context = multiprocessing.get_context(start_method)
+    context.set_forkserver_preload(["torch._dynamo", "runtime.training.trainee"])
+    lines = context.SimpleQueue()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

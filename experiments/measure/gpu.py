@@ -87,7 +87,7 @@ def of_cpu(precision: str) -> TrialScale:
 
 def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
     """This machine's profile, shown and written."""
-    found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell, lambda devices: None)
+    found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell)
     result = result_of(found, "here", None)
     write_text(folder / "profile.json", json.dumps(found.to_dict()) + "\n")
     write_text(folder / "cluster.yaml", result.text("Written by make gpu; profile.json has every measured point."))

@@ -14,11 +14,15 @@ class MeasuringFailedError(Exception):
     """Measuring has ended too early, for the reason said in a line."""
 
 
+def accept(devices: Sequence[Device]) -> None:
+    """Check nothing."""
+
+
 def measured_here(
-    request: Request, tell: Callable[[str], None], check: Callable[[Sequence[Device]], None]
+    request: Request, tell: Callable[[str], None], check: Callable[[Sequence[Device]], None] = accept
 ) -> Measurement:
-    """The measurement by the processes of this machine. Raises InputError, also what `check` raises,
-    MeasuringFailedError."""
+    """The measurement by the processes of this machine, each of which calls `check`, a function of a module. Raises
+    InputError, also what `check` raises, MeasuringFailedError."""
     gpus = num_gpus()
     count = request.processes or gpus or 1
     if gpus and count > gpus:

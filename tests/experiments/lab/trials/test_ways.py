@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ QUICK = ("small, 2 pipelines, ZeRO-1", "small, a stage of TP 2, one of 1")
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def single_core() -> Iterator[None]:
-    """A process that is forked after torch has used threads must do without: they are not there."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.device.usable_cores", lambda: 1)
-        yield
-
-
 def trial(plan: TrialPlan, folder: Path) -> Trial:
     path = folder / "plan.json"
     write_plan(path, plan.problem, plan.plan, PlanPricer(plan.problem).price(plan.plan), {})
@@ -38,7 +29,7 @@ def trial(plan: TrialPlan, folder: Path) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def losses(single_core: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
+def losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
     """Of one device."""
     alone = trial(WAYS["small, 1 device"], tmp_path_factory.mktemp("alone"))
     assert alone.trouble is None
