@@ -52,7 +52,8 @@ its folder, from the Hub by its name there.
 **Fields are read, not names.** A decoder is read whatever its `model_type` is called: for each type below we know which
 keys state its sizes, how many norms a layer has, which projections have biases, where its experts stand, which layers
 attend to a window, and so on. The parameters of each are counted against those of transformers' own model, to the last
-one. A note names the type, and what the price leaves out. `hexiopt train` trains {trained}.
+one. A note names the type, and what the price leaves out. `hexiopt train` trains
+[some of them](training.md#models).
 
 **Layers may be of several kinds.** Attention (grouped, latent, gated, with windows, chunks or sinks), recurrences
 (Mamba-2, the gated delta rule), MLPs and experts stand in layers as the file says: `layer_types`, `layers_block_type`,
@@ -171,7 +172,6 @@ def page() -> str:
     counts = {what: sum(own == what for own, _ in rows) for what in ("read", "refused", "otherwise")}
     version = ".".join(transformers.__version__.split(".")[:2])
     head = _HEAD.format(
-        trained="Llama, Mistral, Qwen2 and Qwen3",
         decoder=DECODER,
         form="\n".join(_field(name, value) for name, value in LLAMA.to_dict().items()),
         parts="\n".join(map(_part, PARTS.values())),

@@ -120,14 +120,21 @@ def test_the_quick_ones_have_what_matters() -> None:
 
 
 def of_any_lengths(
-    q: Tensor, k: Tensor, v: Tensor, borders: Tensor, *_: Any, window_size: tuple[int, int], enable_gqa: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    borders: Tensor,
+    *_: Any,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    scale: float | None,
 ) -> Tensor:
     """What `varlen_attn` does, of what a compiler can look into on a CPU."""
     at = torch.arange(len(q), dtype=torch.int32)
     document = torch.searchsorted(borders, at, right=True)
     sees = (document[:, None] == document) & (at[:, None] >= at)
     one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
-    found = functional.scaled_dot_product_attention(one, two, three, attn_mask=sees, enable_gqa=enable_gqa)
+    found = functional.scaled_dot_product_attention(one, two, three, attn_mask=sees, enable_gqa=enable_gqa, scale=scale)
     return found[0].transpose(0, 1)
 
 

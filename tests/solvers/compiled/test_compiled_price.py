@@ -28,7 +28,7 @@ from tests.solvers.compiled.candidates import assert_free, like_state, random_st
 from tests.solvers.drawn import drawn_problem
 
 ROUNDING = 1e-9
-INTERLEAVED = 1e-5  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
+INTERLEAVED = 1e-3  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
 UNALIKE = 0.01  # sharded inside machines, pipelines that hold unlike layers: rings between machines are merged by stage
 UNLIKE = 0.03  # both where links inside a machine differ: slices then cross unlike links
 EXTRAPOLATED = 0.03  # micro-batches beyond those that are timed take a period each
