@@ -148,8 +148,7 @@ class TrainConfig(_ADAM, _EXPERTS, _SETTINGS):  # type: ignore[misc, valid-type]
     .safetensors file; without either, the weights are drawn from the seed. With workload.training=lora, adapters begin
     as nothing, or as those of `adapter`, a folder of peft; their products are scaled by `lora_alpha` over the rank
     (null: as the folder says, else twice the rank). A checkpoint of adapters goes on beside the `weights` that it began
-    with, whose path it has. `loggers` also get the numbers of
-    metrics.jsonl: tensorboard, wandb, mlflow.
+    with, whose path it has. `loggers` also get the numbers of metrics.jsonl: tensorboard, wandb, mlflow.
 
     `trace_steps` writes a trace of so many steps of each process, after two, into the folder `trace`.
 

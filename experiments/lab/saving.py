@@ -44,19 +44,14 @@ class SavingTimes:
 
 
 def saving_times(size_bytes: int) -> list[SavingTimes]:
-    """Of two checkpoints of about that size, one after another, in a temporary folder. The process is the only one of a
-    world of torch.distributed."""
+    """Of two checkpoints of about that size, one after another, in a temporary folder. The process, which is in no
+    world of torch.distributed yet, makes one of its own, and leaves it."""
     row_bytes = 2 * _MODEL.hidden_size * _ELEMENT_BYTES
     model = replace(_MODEL, vocab_size=max(1024, size_bytes // row_bytes))
-    with tempfile.TemporaryDirectory() as own:
-        return _times(model, Path(own))
-
-
-def saving_times_alone(size_bytes: int) -> list[SavingTimes]:
-    """The same of a process that is in no world yet: it makes one of its own, and leaves it."""
     join_world(torch.device("cpu"), 0, 1, 60.0, store=HashStore())
     try:
-        return saving_times(size_bytes)
+        with tempfile.TemporaryDirectory() as folder:
+            return _times(model, Path(folder))
     finally:
         dist.destroy_process_group()
 

@@ -364,9 +364,9 @@ def training(scale: float) -> Iterator[BenchRow]:
 
 def saving(scale: float) -> Iterator[BenchRow]:
     """How long a checkpoint of 2 GiB stops training, over how long it takes to write."""
-    from experiments.lab.saving import saving_times_alone
+    from experiments.lab.saving import saving_times
 
-    for count, found in zip(("first", "second"), saving_times_alone(round(scale * 2**31)), strict=True):
+    for count, found in zip(("first", "second"), saving_times(round(scale * 2**31)), strict=True):
         ratio = found.stopped_s / found.written_s
         said = f"{count} checkpoint of {found.size_bytes / 2**30:.1f} GiB: stop / write, {found.written_s:.1f} s"
         yield BenchRow("saving", said, ratio, "×", "≤ 0.1", ratio <= 0.1)

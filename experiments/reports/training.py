@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.ticker import MaxNLocator
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -43,6 +44,7 @@ def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[Validated
     axes.plot(steps, losses, color=PIPELINE_HUES[0], alpha=0.45, linewidth=1.0)
     smooth = [statistics.fmean(losses[max(0, k + 1 - _WINDOW) : k + 1]) for k in range(len(losses))]
     axes.plot(steps, smooth, color=PIPELINE_HUES[0], linewidth=2.0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     final, title = [(smooth[-1], steps[-1], INK)], "loss, nats per token: each step, and the mean of the last ten"
     if validated:
         points = [(one.step, one.loss) for one in validated]

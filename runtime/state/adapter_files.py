@@ -21,15 +21,7 @@ FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safet
 _PREFIX = "base_model.model."  # of names, in front of the model's own
 # What changes nothing in what an adapter computes, or says how it was begun.
 _HARMLESS = {
-    *(
-        "auto_mapping",
-        "base_model_name_or_path",
-        "inference_mode",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-    ),
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version"),
     *("qalora_group_size", "revision", "runtime_config", "task_type", "velora_config"),
 }
 _PLAIN_STARTS = (None, True, False, "gaussian")  # others change the matrices beside the adapter

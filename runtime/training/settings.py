@@ -16,8 +16,8 @@ from runtime.settings import AdamW, ExpertTraining, Settings
 class TrainingRun:
     """What every process of a run reads: the name of the `run`, which its checkpoints bear; paths of the plan, the
     tokens, the folder of checkpoints; the tokens of a text for validation, if it has its own; the checkpoint to go on
-    from, or Hugging Face weights and an adapter to start with, if any. `float64`
-    trains in it, as tests do. `device` is `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
+    from, or Hugging Face weights and an adapter to start with, if any. `float64` trains in it, as tests do. `device` is
+    `cpu` or `cuda`, for all ranks; `auto` until their machines have chosen."""
 
     run: str
     plan: Path

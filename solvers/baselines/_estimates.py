@@ -312,7 +312,7 @@ class GridEstimates:
         longest: tuple[float, list[float]] = (0.0, [])
         for count in set(batches):
             alike = grid.of([k for k, each in enumerate(batches) if each == count])
-            stage_s = self._stages_s(alike, policy, size)(layers)
+            stage_s = self.stages_s(alike, policy, size)(layers)
             longest = max(longest, (one_f_one_b_s(stage_s, message_s, count), stage_s))
         sync_s = [self.gradients_s(grid, layers)] * len(grid.stages)
         pipeline_s, stage_s = longest
@@ -329,11 +329,11 @@ class GridEstimates:
     ) -> tuple[int, ...]:
         """`layers` after moving single ones, within `max_layers`, while the pipelines get faster."""
         message_s = self.messages(grid).seconds(size * self.sequence_bytes)
-        stages_s = self._stages_s(grid, policy, size)
+        stages_s = self.stages_s(grid, policy, size)
         return shift_layers(layers, max_layers, lambda split: one_f_one_b_s(stages_s(split), message_s, batches))[0]
 
-    def _stages_s(self, grid: StageGrid, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
-        """Seconds of each stage, given the layers of all."""
+    def stages_s(self, grid: StageGrid, policy: str, size: int) -> Callable[[Sequence[int]], list[float]]:
+        """Seconds of each stage, as slow as its slowest replica, given the layers of all."""
         tp_groups, last = self.tp_groups(grid), len(grid.stages) - 1
 
         def seconds(layers: Sequence[int]) -> list[float]:

@@ -213,9 +213,17 @@ class _Planner:
         for order, along, near in product(orders_of(range(len(self.classes))), (False, True), self._near):
             wanted = [[(c, by_class[c]) for c in order if by_class[c]] for by_class in degrees]
             grid = fill_slots(self.problem, free, wanted, shape.pipelines, along=along, near=near)
-            if grid is not None and grid not in seen:
+            if grid is None:
+                continue
+            if shape.batches % shape.pipelines:  # the first pipelines have a micro-batch more
+                grid = grid.of(sorted(range(grid.width), key=partial(self._straggler_s, shape, grid)))
+            if grid not in seen:
                 seen.add(grid)
                 yield grid
+
+    def _straggler_s(self, shape: _Shape, grid: StageGrid, pipeline: int) -> float:
+        """Seconds of the slowest stage of one of a grid's pipelines."""
+        return max(self.times.stages_s(grid.of([pipeline]), shape.policy, shape.size)(shape.layers))
 
     def estimate(self, shape: _Shape, grid: StageGrid) -> float:
         """The objective of a step, by its estimate."""

@@ -172,7 +172,8 @@ class OperatorBench:
             yield MeasuredPoint("stream", {"bytes": 3.0 * count * x.element_size()}, seconds)
 
     def _adam(self) -> Iterator[MeasuredPoint]:
-        """A step of AdamW with FP32 master weights, as training does it; bytes as the cost model counts them."""
+        """A step of AdamW with FP32 master weights by torch's fused kernel, with which training steps where it does not
+        compile; bytes as the cost model counts them."""
         for count in from_both_ends([n for n in _ADAM_PARAMS if 24.0 * n < self.most_bytes] or _ADAM_PARAMS[:1]):
             weight, gradient = self._random((count,)), self._random((count,))
             master = weight.float().clone()

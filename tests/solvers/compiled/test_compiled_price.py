@@ -28,7 +28,7 @@ from tests.solvers.compiled.candidates import assert_free, like_state, random_st
 from tests.solvers.drawn import drawn_problem
 
 ROUNDING = 1e-9
-INTERLEAVED = 1e-3  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
+INTERLEAVED = 1e-5  # TP groups whose devices interleave: the rings of their slices pass a machine in unlike orders
 UNALIKE = 0.01  # sharded inside machines, pipelines that hold unlike layers: rings between machines are merged by stage
 UNLIKE = 0.03  # both where links inside a machine differ: slices then cross unlike links
 EXTRAPOLATED = 0.03  # micro-batches beyond those that are timed take a period each
@@ -154,8 +154,15 @@ def test_so_they_do_where_depth_is_free(number: int) -> None:
     assert check(few, number) + check(problem, number, near=EXTRAPOLATED) > 8
 
 
+OFF = pytest.mark.xfail(
+    reason="a TP group whose devices enclose another's: the step is priced 0.06 % too short, as rings of slices enter "
+    "and leave the machine by devices that the arrays take for the same",
+    strict=True,
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(10, 60))
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[OFF] * (n == 26)) for n in range(10, 60)])
 def test_many_candidates_cost_what_the_pricer_says(number: int) -> None:
     check(drawn_problem(number), number)
 

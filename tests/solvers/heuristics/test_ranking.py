@@ -36,8 +36,19 @@ def test_in_turns_takes_all_in_their_order() -> None:
     assert list(in_turns("ad", "", "be", "cfgh")) == list("abcdefgh")
 
 
-@pytest.mark.parametrize("number", [2, 12, pytest.param(14, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("network", "near"), [(Static(), 1.002), (FairShares(), 1.02)], ids=["estimated", "priced"])
+BEHIND = pytest.mark.xfail(
+    reason="the best start is 1.8 % shorter where messages share the network as they meet, which ranks do not know",
+    strict=True,
+)
+CASES = [
+    *(pytest.param(Static(), 1.002, number, id=f"estimated-{number}") for number in (2, 12)),
+    *(pytest.param(FairShares(), 1.01, number, id=f"priced-{number}") for number in (2, 12)),
+    pytest.param(Static(), 1.002, 14, id="estimated-14", marks=pytest.mark.slow),
+    pytest.param(FairShares(), 1.01, 14, id="priced-14", marks=[pytest.mark.slow, BEHIND]),
+]
+
+
+@pytest.mark.parametrize(("network", "near", "number"), CASES)
 def test_the_best_of_all_starts_is_among_the_first(network: FairShares, near: float, number: int) -> None:
     """Over the network that estimates know; and nearly so where messages share it as they meet."""
     own = PlanCompleter(PlanPricer(drawn_problem(number), network=network))
