@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.mapping.expert_rules import OF_CHOSEN, SOFTMAX, RouterRule
+from hexiopt.problem.execution import OF_CHOSEN, SOFTMAX, RouterRule
 from runtime.model.functions import applied
 
 

@@ -19,7 +19,7 @@ from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
-from runtime.mapping.layout import untrainable
+from runtime.mapping.trainable import untrainable
 from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress

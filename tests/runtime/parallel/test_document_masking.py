@@ -18,9 +18,10 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.data.batches import Batches
-from runtime.mapping.layout import Chunk, untrainable
+from runtime.mapping.layout import Chunk
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import RankShard
+from runtime.mapping.trainable import untrainable
 from runtime.model import attention
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
