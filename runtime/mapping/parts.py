@@ -94,6 +94,11 @@ class ParameterPart:
         return (*self.shape[: self.dim], self.end - self.start, *self.shape[self.dim + 1 :])
 
     @property
+    def cut(self) -> tuple[slice, ...]:
+        """Where the part is in the parameter."""
+        return (*[slice(None)] * self.dim, slice(self.start, self.end))
+
+    @property
     def decays(self) -> bool:
         """Whether an optimizer decays it: matrices, but neither norms nor biases, of which each expert has one."""
         return len(self.shape) > 1 and not self.name.endswith("bias")
