@@ -65,6 +65,11 @@ class RankShard:
         (first, end), size = self.share(heads), heads // groups
         return (first // size, -(-end // size)) if end > first else (0, 0)
 
+    def meets(self, heads: int, groups: int) -> list[int]:
+        """Which of these `groups`, counted from the first of them, each of the rank's heads meets."""
+        first, _ = self.groups(heads, groups)
+        return [head * groups // heads - first for head in range(*self.share(heads))]
+
     def experts(self, total: int) -> Range:
         """Of the experts of a layer, whole ones."""
         return (0, total) if self.cell is None else self.cell.experts(total)[self.place]

@@ -18,7 +18,7 @@ from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Experts
 from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
 from runtime.model.functions import applied, gated
-from runtime.model.projections import Weights, columns, row
+from runtime.model.projections import Weights, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.saved import count_saved
@@ -44,10 +44,6 @@ class TokenExchange(Protocol):
     ) -> Tensor:
         """The weighted sums over each token's experts [N, H], of which `run` computes the rank's own [R, H]; and what
         is computed `meanwhile` the exchange is added."""
-        ...
-
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
         ...
 
 
@@ -80,13 +76,8 @@ class ExpertsPart:
         sums = self.exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
         return sums if self.balance is None else self.balance.added(sums, choice)
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        return self.exchange.tensors()
-
     def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
-        inner = gated(self.activation, *columns(own, self.tp, x_tbh, f"{SHARED}.gate_proj", f"{SHARED}.up_proj"))
-        outer = row(own, self.tp, inner, f"{SHARED}.down_proj")
+        outer = mlp(own, self.tp, x_tbh, SHARED, self.activation)
         if self.part.shared_gate:
             outer = outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid()
         return outer.flatten(0, 1)
@@ -111,8 +102,7 @@ def grouped_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, of: ExpertRows, late: LateProducts | None = None
 ) -> Tensor:
     """The rows [R, in] of each expert times its own matrix [n, out, in], transposed, plus its bias [n, out], if any."""
-    products: Tensor = applied(_GroupedProduct, rows, weight, bias, of, late)
-    return products
+    return applied(_GroupedProduct, rows, weight, bias, of, late)
 
 
 _ALIGNED_BYTES = 16  # of the beginning and the strides of what torch's grouped product takes

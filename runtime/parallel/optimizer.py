@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hexiopt.numbers.optimizers import OPTIMIZERS
 from runtime.mapping.buckets import forward_turn
 from runtime.mapping.moments import ADAMW, is_whole, moment_shape, moments_of, rule_of
+from runtime.model.functions import exact_dtype
 from runtime.parallel.gradient_sync import Bucket
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.step_rules import STEPS, BucketStep, PassNumbers, compiled_adamw_pass
@@ -58,7 +59,7 @@ class Optimizer:
 
     def _stepped_dtype(self, bucket: Bucket) -> torch.dtype:
         """That of weights and moments while they are stepped."""
-        return self._dtype if OPTIMIZERS[self._kind].moment_widths else _exact(bucket)
+        return self._dtype if OPTIMIZERS[self._kind].moment_widths else exact_dtype(bucket.gradient.dtype)
 
     def _moments(self, bucket: Bucket) -> dict[str, Tensor]:
         """What is kept of the rank's share, flat, before the first step."""
@@ -142,7 +143,7 @@ class Optimizer:
         counted = torch.zeros((), dtype=torch.float64, device=self._device)
         held = torch.zeros_like(counted)
         for bucket in self._buckets:
-            norm = torch.linalg.vector_norm(bucket.summed, dtype=_exact(bucket))
+            norm = torch.linalg.vector_norm(bucket.summed, dtype=exact_dtype(bucket.gradient.dtype))
             squares = norm.double().square()
             held += squares
             if bucket.counts:
@@ -158,10 +159,6 @@ def _move(bucket: Bucket, master: Tensor, moves: Mapping[str, Tensor]) -> None:
         if name in moves and low < high:
             first = place.at.start
             master[low - share.start : high - share.start] += moves[name][low - first : high - first].to(master.dtype)
-
-
-def _exact(bucket: Bucket) -> torch.dtype:
-    return torch.promote_types(bucket.gradient.dtype, torch.float32)
 
 
 def _length(bucket: Bucket) -> int:

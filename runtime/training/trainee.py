@@ -112,8 +112,7 @@ class Trainee:
         stage, batch = line.stages[executor.stage], (global_batch, seq_len)
         self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, experts, batch)
         calls = part_calls(model, shard, tp, reads, like(dtype, device), attend, self._experts.part)
-        tables = {id(table): table for call in calls.values() for table in call.tensors()}
-        self.tables = list(tables.values())
+        self.calls = tuple(calls.values())
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off, nor the sizes of exchanges; and under ZeRO-3 what parameters hold comes and goes.
         is_whole = not executor.parts_tokens and not plan.schedule.splits and not model.shares_experts
