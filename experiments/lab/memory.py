@@ -98,7 +98,7 @@ def used_by(trainee: Trainee, sequences: Sequences) -> Used:
     use = used(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
     parts = replace(
         use.parts,
-        weights=use.parts.weights + trainee.units.most_bytes,
+        weights=use.parts.weights + trainee.store.most_bytes,
         gradients=use.parts.gradients + trainee.sync.most_bytes,
     )
     return replace(use, parts=parts)

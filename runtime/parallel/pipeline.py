@@ -23,8 +23,7 @@ from runtime.model.decoder import DecoderChunk
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages
-from runtime.parallel.unit_weights import UnitWeights
-from runtime.parallel.weight_gathers import WeightGathers
+from runtime.parallel.weight_store import WeightStore
 
 _KIND_OF = {
     ActionKind.FORWARD: OperationKind.FORWARD,
@@ -81,8 +80,7 @@ class StageRunner:
         chunks: list[DecoderChunk],
         messages: StageMessages,
         sync: GradientSync,
-        units: UnitWeights,
-        gathers: WeightGathers,
+        store: WeightStore,
         clock: DeviceClock,
         hooks: Hooks = NO_HOOKS,
     ) -> None:
@@ -90,7 +88,7 @@ class StageRunner:
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._clock, self._hooks = messages, sync, clock, hooks
-        self._units, self._gathers = units, gathers
+        self._store = store
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
         listed = [action for action in actions if isinstance(action, Action)]
         late = Counter((a.stage, a.micro_batch) for a in listed if a.kind is ActionKind.WEIGHTS)
@@ -133,7 +131,7 @@ class StageRunner:
             with record_function(str(action)) if self.names_actions else nullcontext():
                 if isinstance(action, BucketCollective):
                     if action.kind is CollectiveKind.GATHER:
-                        self._units.gather(action)
+                        self._store.gather(action)
                     else:
                         self._sync.start(action)
                     continue
@@ -171,7 +169,7 @@ class StageRunner:
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
         began, units = self._clock.mark(), units_of(action, self._executor)
-        self._units.begin(units)
+        self._store.use(units)
         began_s = self._hooks.now_s()
         if not action.part:
             self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
@@ -183,7 +181,7 @@ class StageRunner:
             if torch.is_grad_enabled():
                 self._held[at].parts.append((entered, get_gradient_edge(running.x)))
         running.x = running.x.detach()
-        self._units.end(units)
+        self._store.release(units)
         del running.todo[:count]
         self._ended(action, began, began_s)
         if running.todo:
@@ -210,16 +208,16 @@ class StageRunner:
         assert x is not None
         of_samples = None if borders is None or not self._executor.num_samples else borders(*samples)
         parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
-        if self._gathers.are_under_way:
-            parts = [self._after_gathers(action, unit, part) for unit, part in enumerate(parts)]
+        if self._store.are_under_way:
+            c = action.stage // len(self._line.stages)
+            parts = [
+                self._store.after((action.stage, unit), self._hooks.first_part(c, unit, part))
+                for unit, part in enumerate(parts)
+            ]
         if torch.is_grad_enabled():
             self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
-
-    def _after_gathers(self, action: Action, unit: int, part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        chunk = action.stage // len(self._line.stages)
-        return self._gathers.after((action.stage, unit), self._hooks.first_part(chunk, unit, part))
 
     def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
@@ -236,12 +234,12 @@ class StageRunner:
             held.gradient = self._messages.receive(action.input)
         began, units = self._clock.mark(), units_of(action, self._executor)
         self._sync.begin_part(not action.part)
-        self._units.begin(units)
+        self._store.use(units)
         began_s = self._hooks.now_s()
         entered, left = held.parts.pop()
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
-        self._units.end(units)
+        self._store.release(units)
         self._ended(action, began, began_s)
         if not held.parts:
             gradient = self._held.pop(at).gradient

@@ -141,7 +141,7 @@ def test_compiled_layers_keep_to_documents(has_flash: bool, tmp_path: Path) -> N
         patch.object(attention, "has_flash_attention", lambda *arguments: has_flash),
         patch.object(attention, "varlen_attn", of_any_lengths),
     ):
-        assert check(ONE, MODEL, 2, tmp_path, is_compiled=True) == [3]
+        assert check(ONE, MODEL, 2, tmp_path, compile_layers=True) == [3]
 
 
 def test_a_window_within_documents(tmp_path: Path) -> None:
