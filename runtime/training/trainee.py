@@ -1,7 +1,8 @@
 """One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, nan, prod, sqrt
@@ -116,9 +117,7 @@ class Trainee:
             line, executor, rank, seq_len, model.hidden_size, like, groups, workload.message_precision, hooks
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = expected.replaced(_row_of_rank_0(expected.numbers(), device))
-        if splits:
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
+        agreed = StepTimes.of_data(_of_rank_0(expected.to_data(), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
         self.pipeline = StageRunner(
@@ -215,14 +214,15 @@ class StepOutcome:
         return self.numbers.read()[2] > 0
 
 
-def _row_of_rank_0(row: Sequence[float], device: torch.device) -> list[Any]:
-    """The numbers of rank 0, of rows that are equally long, so that all ranks have the same order. Asked by all
-    together."""
-    numbers = torch.tensor(row, dtype=torch.float64, device=device)
-    if dist.get_rank():
-        numbers.zero_()
-    dist.all_reduce(numbers)
-    return numbers.tolist()
+def _of_rank_0(data: Any, device: torch.device) -> Any:
+    """What rank 0 has of plain data, so that all ranks have the same. Asked by all together."""
+    text = b"" if dist.get_rank() else json.dumps(data).encode()
+    length = torch.tensor(len(text), device=device)
+    dist.all_reduce(length)
+    sent = torch.zeros(int(length), dtype=torch.uint8, device=device)
+    sent[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    dist.all_reduce(sent)  # others have zeros
+    return json.loads(bytes(sent.tolist()))
 
 
 def _adapter_dtype(dtype: torch.dtype, adapters: Adapters) -> torch.dtype:
