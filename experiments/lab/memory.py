@@ -19,8 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from experiments.lab.devices import forget_peak
 from hexiopt.cost.executors.memory import Memory
-from runtime.device import forget_peak, gpu_peak_bytes
+from runtime.device import gpu_peak_bytes
 from runtime.parallel.pipeline import Sequences
 from runtime.saved import counting
 from runtime.training.trainee import Trainee

@@ -24,7 +24,7 @@ from hexiopt.problem.space import recompute_groups
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.adapters import Adapters, with_adapters
 from runtime.mapping.model_parts import stage_parts
-from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, shards, split
+from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, layer_of, shards, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +374,6 @@ def _held(
 def backward_turn(name: str) -> int:
     """When a backward through all layers comes to a parameter, the less, the earlier: head and final norm, then the
     last layer first, then the embedding."""
-    words = name.split(".")
-    if "layers" in words:
-        return -int(words[2])
-    return 1 if "embed_tokens" in words else -(10**9)
+    if (layer := layer_of(name)) is not None:
+        return -layer
+    return 1 if "embed_tokens" in name else -(10**9)

@@ -12,6 +12,12 @@ Range = tuple[int, int]  # [start, end)
 Initial = float | Literal["log_of_number", "uniform"]  # of an element its number from 1; between ± 1 / √inputs
 
 
+def layer_of(name: str) -> int | None:
+    """The number of the layer of a parameter, if it is of one."""
+    words = name.split(".")
+    return int(words[2]) if "layers" in words else None
+
+
 def split(total: int, count: int) -> list[Range]:
     """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
     low, extra = divmod(total, count)

@@ -66,14 +66,9 @@ def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
     return q, k
 
 
-def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    """activation(gate) · up. Keeps both, and nothing else."""
-    return applied(_Gated, activation, gate, up)
-
-
-def activated(activation: str, x: Tensor) -> Tensor:
-    """activation(x). Keeps x."""
-    return applied(_Activated, activation, x)
+def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
+    """activation(x), times `up` if it is given. Keeps both, and nothing else."""
+    return applied(_Activated, activation, x, up)
 
 
 def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
@@ -130,31 +125,21 @@ class _Rotated(torch.autograd.Function):
         return None, None, of_q, of_k
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, activation: str, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.activation = activation
-        return ACTIVATIONS[activation][0](gate) * up
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        activate, of_input = ACTIVATIONS[ctx.activation]
-        return None, of_input(grads[0] * up, gate), grads[0] * activate(gate)
-
-
 class _Activated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activation: str, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, activation: str, x: Tensor, up: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, up)
         ctx.activation = activation
-        return ACTIVATIONS[activation][0](x)
+        values = ACTIVATIONS[activation][0](x)
+        return values if up is None else values * up
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        (x,) = ctx.saved_tensors
-        return None, ACTIVATIONS[ctx.activation][1](grads[0], x)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None]:
+        (x, up), (grad,) = ctx.saved_tensors, grads
+        activate, of_input = ACTIVATIONS[ctx.activation]
+        if up is None:
+            return None, of_input(grad, x), None
+        return None, of_input(grad * up, x), grad * activate(x)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from runtime.mapping.adapters import DOWN, UP
-from runtime.model.functions import activated, gated
+from runtime.model.functions import activated
 from runtime.model.tensor_parallel import AdapterMatrices, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
@@ -29,8 +29,7 @@ def row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
 def mlp(own: Weights, tp: RankTpGroup, x_tbh: Tensor, name: str, activation: str, *, is_gated: bool = True) -> Tensor:
     """What a rank's own columns of an MLP make, with an `activation` of Hugging Face's name [t, B, H]."""
     products = columns(own, tp, x_tbh, *[f"{name}.{matrix}_proj" for matrix in ("gate", "up")[not is_gated :]])
-    inner = gated(activation, *products) if is_gated else activated(activation, *products)
-    return row(own, tp, inner, f"{name}.down_proj")
+    return row(own, tp, activated(activation, *products), f"{name}.down_proj")
 
 
 def _adapter(own: Weights, name: str) -> AdapterMatrices | None:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.lab.devices import KernelUse, forget_peak, kernels_of
 from experiments.lab.memory import used_by
 from experiments.lab.processes import ProcessFailedError, run_processes
 from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from hexiopt.files.plan_file import read_plan
-from runtime.device import KernelUse, Tracer, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
+from runtime.device import Tracer, gpu_peak_bytes, num_gpus, taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
