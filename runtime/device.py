@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,39 +25,24 @@ from hexiopt.errors import InputError
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class DeviceClock(Protocol):
-    """Marks moments between the operations of one device, and later says when they were."""
+class DeviceClock:
+    """Marks moments between the operations of a device, and later says when they were. Of a CPU, where an operation is
+    done when its call returns."""
 
     def mark(self) -> Any:
         """The moment at which all that has been enqueued so far is done. Does not wait for it."""
-        ...
+        return time.time()
 
     def between_s(self, began: Any, ended: Any) -> float:
         """Seconds between two marks. Waits until the device has come to the later one."""
-        ...
+        return float(ended - began)
 
     def read(self, marks: Sequence[Any]) -> list[float]:
         """Seconds since 1970 of each mark. May wait for the device, so that no message may be awaited meanwhile."""
-        ...
-
-
-class HostClock:
-    """The clock of a CPU, where an operation is done when its call returns."""
-
-    def mark(self) -> float:
-        """Now."""
-        return time.time()
-
-    def between_s(self, began: float, ended: float) -> float:
-        """Their difference."""
-        return ended - began
-
-    def read(self, marks: Sequence[float]) -> list[float]:
-        """The marks themselves."""
         return list(marks)
 
 
-class StreamClock:
+class StreamClock(DeviceClock):
     """The clock of a GPU: an event in the current stream for each mark.
 
     A synchronisation instead would also wait for every receive that is posted (NCCL's are kernels), and with it for a
@@ -86,7 +71,7 @@ class StreamClock:
 
 def clock_of(device: torch.device) -> DeviceClock:
     """The clock of a device."""
-    return StreamClock() if device.type == "cuda" else HostClock()
+    return StreamClock() if device.type == "cuda" else DeviceClock()
 
 
 class Reading:

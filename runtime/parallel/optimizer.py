@@ -24,8 +24,6 @@ from runtime.parallel.step_rules import STEPS, BucketStep, PassNumbers, compiled
 from runtime.parallel.weight_store import WeightStore
 from runtime.settings import AdamW
 
-__all__ = ["AdamW", "Optimizer"]
-
 
 class Optimizer:
     """Steps the weights of one rank from the summed gradients of its buckets, as the optimizer `kind` does

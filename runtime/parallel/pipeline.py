@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,15 @@ _KIND_OF = {
 }
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 Borders = Callable[[int, int], Tensor]  # of the documents in these samples, as `runtime.model.attention` has them
+
+
+class Batch(NamedTuple):
+    """A global batch, of which a rank reads its own samples: over `num_tokens` the loss is a mean. With `borders`,
+    attention keeps to documents."""
+
+    sequences: Sequences
+    num_tokens: int
+    borders: Borders | None = None
 
 
 @dataclass(slots=True)
@@ -103,9 +112,8 @@ class StageRunner:
         self.names_actions = False
         """Whether a trace has the actions as spans, by their names."""
 
-    def step(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
-        """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
-        With `borders`, attention keeps to documents.
+    def step(self, batch: Batch) -> Tensor:
+        """Gradients of the mean loss, in the buckets of `sync`; `timeline` has when what was done.
 
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
         The host never waits for the device in here, but for the numbers of tokens that come to experts, where no
@@ -113,19 +121,19 @@ class StageRunner:
         """
         self._marks = []
         self._sync.begin()
-        total = self._walk(self.actions, sequences, num_tokens, borders)
+        total = self._walk(self.actions, batch)
         self._sync.finish()
         return total
 
-    def evaluate(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
+    def evaluate(self, batch: Batch) -> Tensor:
         """What `step` returns, by forwards alone: gradients and `timeline` stay as they are."""
         marks, self._marks = self._marks, []
         with torch.no_grad():
-            total = self._walk(self._forwards, sequences, num_tokens, borders)
+            total = self._walk(self._forwards, batch)
         self._marks = marks
         return total
 
-    def _walk(self, actions: RankActions, sequences: Sequences, num_tokens: int, borders: Borders | None) -> Tensor:
+    def _walk(self, actions: RankActions, batch: Batch) -> Tensor:
         total = self._messages.like.new_zeros((), dtype=torch.float64)
         for action in actions:
             with record_function(str(action)) if self.names_actions else nullcontext():
@@ -142,7 +150,7 @@ class StageRunner:
                         made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
                         self._messages.send(action, made)
                     case ActionKind.FORWARD:
-                        total += self._forward(action, sequences, num_tokens, borders)
+                        total += self._forward(action, batch)
                     case ActionKind.BACKWARD:
                         self._backward(action)
                     case ActionKind.INPUT:
@@ -162,9 +170,7 @@ class StageRunner:
             for (operation, _, _), began_s, ended_s in zip(self._marks, read_s[::2], read_s[1::2], strict=True)
         ]
 
-    def _forward(
-        self, action: Action, sequences: Sequences, num_tokens: int, borders: Borders | None
-    ) -> Tensor | float:
+    def _forward(self, action: Action, batch: Batch) -> Tensor | float:
         """Returns the loss, if it ends with one."""
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
@@ -172,7 +178,7 @@ class StageRunner:
         self._store.use(units)
         began_s = self._hooks.now_s()
         if not action.part:
-            self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
+            self._running[at] = self._begun(action, came, batch)
         running = self._running[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
@@ -192,22 +198,15 @@ class StageRunner:
         self._leaving[False, *at] = running.x
         return 0.0
 
-    def _begun(
-        self,
-        action: Action,
-        came: Tensor | None,
-        sequences: Sequences,
-        num_tokens: int,
-        borders: Borders | None,
-    ) -> _Forward:
+    def _begun(self, action: Action, came: Tensor | None, batch: Batch) -> _Forward:
         at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
         chunk, samples = decoder.chunk, self._samples(action.micro_batch)
-        tokens_tb = sequences(*samples).T if chunk.first or chunk.last else None
+        tokens_tb = batch.sequences(*samples).T if chunk.first or chunk.last else None
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        of_samples = None if borders is None or not self._executor.num_samples else borders(*samples)
-        parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
+        borders = batch.borders(*samples) if batch.borders is not None and self._executor.num_samples else None
+        parts = decoder.parts(labels_tb, batch.num_tokens, borders, self._executor.num_samples)
         if self._store.are_under_way:
             c = action.stage // len(self._line.stages)
             parts = [

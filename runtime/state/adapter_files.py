@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
+from hexiopt.ledger import words
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.adapters import MAX_ALPHA, MODULES, Adapters
 from runtime.mapping.parts import ParameterPart
@@ -20,18 +21,10 @@ from runtime.state.weights import HuggingFaceWeights, read_slice, stored_tensors
 FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names, in front of the model's own
 # What changes nothing in what an adapter computes, or says how it was begun.
-_HARMLESS = {
-    *(
-        "auto_mapping",
-        "base_model_name_or_path",
-        "inference_mode",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-    ),
-    *("qalora_group_size", "revision", "runtime_config", "task_type", "velora_config"),
-}
+_HARMLESS = words("""
+    auto_mapping base_model_name_or_path inference_mode megatron_core peft_version qalora_group_size revision
+    runtime_config task_type velora_config
+""")
 _PLAIN_STARTS = (None, True, False, "gaussian")  # others change the matrices beside the adapter
 
 

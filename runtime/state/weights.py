@@ -257,7 +257,7 @@ def _write_tensors(
             file.write(values.numpy().data)
     assert not places, f"{len(places)} parameters not given"
     for name in files:
-        _sync(folder / name)
+        sync(folder / name)
 
 
 def _write_header(path: Path, shapes: list[StoredShape], dtype: torch.dtype) -> list[int]:
@@ -289,13 +289,16 @@ def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
 
 def _write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    _sync(path)
+    sync(path)
 
 
-def _sync(path: Path) -> None:
-    """Without it a power failure may leave a file of the full length, and zeros in it."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk: else a power failure may leave a file of zeros."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _put_in_place(new: Path, folder: Path, names: list[str]) -> None:

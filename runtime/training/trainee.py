@@ -37,7 +37,7 @@ from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages
 from runtime.parallel.optimizer import Optimizer
-from runtime.parallel.pipeline import Borders, Sequences, StageRunner
+from runtime.parallel.pipeline import Batch, Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
 from runtime.parallel.weight_store import WeightStore
 from runtime.settings import Settings
@@ -137,11 +137,11 @@ class Trainee:
 
     def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        return self._mean(self.pipeline.step(sequences, self._tokens, borders))
+        return self._mean(self.pipeline.step(Batch(sequences, self._tokens, borders)))
 
     def loss(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """The mean loss per token of a global batch, on every rank; nothing is trained."""
-        return self._mean(self.pipeline.evaluate(sequences, self._tokens, borders))
+        return self._mean(self.pipeline.evaluate(Batch(sequences, self._tokens, borders)))
 
     def _mean(self, own_loss: Tensor) -> float:
         total = self._counted(own_loss)
@@ -157,7 +157,7 @@ class Trainee:
         """Enqueue one optimiser step; the host never waits for the device in here. With `borders`, attention keeps to
         documents. Every rank's outcome says whether any `stops`: all learn it after the same step."""
         began = self._clock.mark()
-        own_loss = self.pipeline.step(sequences, self._tokens, borders)
+        own_loss = self.pipeline.step(Batch(sequences, self._tokens, borders))
         moves = self._experts.bias_moves()
         sums = self.optimizer.step(lr, self._counted(own_loss), moves, stops=stops)
         self._groups.step_ended()
