@@ -33,7 +33,7 @@ def run(job: Job) -> float:
 def _export_plan(job: Job) -> float:
     config, plan = job.config.export, job.priced_plan()
     if trainer_of(config.format, config.trainer).name == EXECUTOR:
-        from runtime.mapping.layout import untrainable
+        from runtime.mapping.trainable import untrainable
 
         wrong = untrainable(plan.problem.model, plan.problem.workload, plan)
         if wrong is not None:

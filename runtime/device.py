@@ -4,15 +4,13 @@ them and back. Nothing else in `runtime/` names `torch.cuda`.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -27,39 +25,24 @@ from hexiopt.errors import InputError
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class DeviceClock(Protocol):
-    """Marks moments between the operations of one device, and later says when they were."""
+class DeviceClock:
+    """Marks moments between the operations of a device, and later says when they were. Of a CPU, where an operation is
+    done when its call returns."""
 
     def mark(self) -> Any:
         """The moment at which all that has been enqueued so far is done. Does not wait for it."""
-        ...
+        return time.time()
 
     def between_s(self, began: Any, ended: Any) -> float:
         """Seconds between two marks. Waits until the device has come to the later one."""
-        ...
+        return float(ended - began)
 
     def read(self, marks: Sequence[Any]) -> list[float]:
         """Seconds since 1970 of each mark. May wait for the device, so that no message may be awaited meanwhile."""
-        ...
-
-
-class HostClock:
-    """The clock of a CPU, where an operation is done when its call returns."""
-
-    def mark(self) -> float:
-        """Now."""
-        return time.time()
-
-    def between_s(self, began: float, ended: float) -> float:
-        """Their difference."""
-        return ended - began
-
-    def read(self, marks: Sequence[float]) -> list[float]:
-        """The marks themselves."""
         return list(marks)
 
 
-class StreamClock:
+class StreamClock(DeviceClock):
     """The clock of a GPU: an event in the current stream for each mark.
 
     A synchronisation instead would also wait for every receive that is posted (NCCL's are kernels), and with it for a
@@ -88,7 +71,7 @@ class StreamClock:
 
 def clock_of(device: torch.device) -> DeviceClock:
     """The clock of a device."""
-    return StreamClock() if device.type == "cuda" else HostClock()
+    return StreamClock() if device.type == "cuda" else DeviceClock()
 
 
 class Reading:
@@ -148,20 +131,9 @@ def gpu_memory_bytes(index: int) -> int:
     return torch.cuda.get_device_properties(index).total_memory
 
 
-def free_gpu_bytes(index: int) -> int:
-    """What this process can still allocate of a GPU, once its context, which no tensor gets, is there."""
-    torch.zeros(1, device=torch.device("cuda", index))
-    return torch.cuda.mem_get_info(index)[0]
-
-
 def gpu_product(index: int) -> str:
     """The name that the driver gives one of this machine's GPUs."""
     return str(torch.cuda.get_device_properties(index).name)
-
-
-def gpu_knows_bf16() -> bool:
-    """Whether the arithmetic of this process's GPU has bf16."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -222,32 +194,9 @@ def taken_device(kind: str, gpu: int, num_processes: int) -> torch.device:
     return torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class KernelUse:
-    """What a device ran under one name: how often, and for how long in all."""
-
-    name: str
-    calls: int
-    seconds: float
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What a profile of a device has in it."""
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-
-
-def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelUse]:
-    """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators."""
-    is_gpu = device.type == "cuda"
-    with profile(activities=_activities(device)) as profiler:
-        work()
-        wait_for(device)
-    used = []
-    for one in profiler.key_averages():
-        own = one.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
-        seconds = 1e-6 * (one.self_device_time_total if is_gpu else one.self_cpu_time_total)
-        if own and seconds > 0:
-            used.append(KernelUse(one.key, one.count, seconds))
-    return sorted(used, key=lambda one: -one.seconds)
 
 
 class Tracer:
@@ -255,7 +204,7 @@ class Tracer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._profile = profile(activities=_activities(device))
+        self._profile = profile(activities=activities(device))
         self._profile.start()
 
     def write(self, path: Path) -> None:
@@ -266,21 +215,9 @@ class Tracer:
         self._profile.export_chrome_trace(str(path))
 
 
-def forget_peak(device: torch.device) -> None:
-    """Let `gpu_peak_bytes` begin anew."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def gpu_peak_bytes(device: torch.device) -> int | None:
     """The most bytes of tensors that this process has had on a GPU at once; None where the device is none."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def free_unused(device: torch.device) -> None:
-    """Give back the memory that torch keeps for tensors to come."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def host_memory_bytes() -> tuple[int, int]:

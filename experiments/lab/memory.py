@@ -19,8 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from experiments.lab.devices import forget_peak
 from hexiopt.cost.executors.memory import Memory
-from runtime.device import forget_peak, gpu_peak_bytes
+from runtime.device import gpu_peak_bytes
 from runtime.parallel.pipeline import Sequences
 from runtime.saved import counting
 from runtime.training.trainee import Trainee
@@ -45,7 +46,7 @@ class States:
             gradients=tuple(bucket.gradient for bucket in trainee.buckets),
             masters=tuple(master for master in trainee.optimizer.masters if master is not None),
             moments=tuple(moment for own in trainee.optimizer.moments for moment in own.values()),
-            tables=tuple(trainee.tables),
+            tables=tuple(_tables(trainee.calls)),
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -98,10 +99,29 @@ def used_by(trainee: Trainee, sequences: Sequences) -> Used:
     use = used(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
     parts = replace(
         use.parts,
-        weights=use.parts.weights + trainee.units.most_bytes,
+        weights=use.parts.weights + trainee.store.most_bytes,
         gradients=use.parts.gradients + trainee.sync.most_bytes,
     )
     return replace(use, parts=parts)
+
+
+def _tables(calls: Iterable[object]) -> Iterator[Tensor]:
+    """The tensors that parts of layers hold: those in the fields of the runtime's own objects, each once."""
+    todo, seen = list(calls), set[int]()
+    while todo:
+        held = todo.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, Tensor):
+            yield held
+        elif isinstance(held, list | tuple):
+            todo += held
+        elif isinstance(held, dict):
+            todo += held.values()
+        elif type(held).__module__.startswith("runtime."):
+            fields = vars(held) if hasattr(held, "__dict__") else getattr(held, "__slots__", ())
+            todo += [getattr(held, name) for name in fields]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -17,9 +17,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from hexiopt.plan.plan import Plan
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from runtime.network import join_world
-from runtime.settings import AdamW
+from runtime.settings import AdamW, Settings
 from runtime.training.trainee import Trainee, drawn
 
 TIMEOUT_S = 120.0
@@ -47,19 +51,10 @@ def step_of_ours(
     plan: Plan, model: ModelSpec, seq_len: int, batch: int, settings: AdamW, *, is_compiled: bool = False
 ) -> Callable[[Tensor], float]:
     """Our way, in float32: a step of the rank on the tokens of a batch [batch, seq_len + 1], to its loss."""
-    trainee = Trainee(
-        plan,
-        model,
-        seq_len,
-        batch,
-        dtype=torch.float32,
-        gradient_dtype=torch.float32,
-        device=torch.device("cpu"),
-        settings=settings,
-        initial=partial(drawn, 0),
-        timeout_s=TIMEOUT_S,
-        is_compiled=is_compiled,
-    )
+    cluster = Cluster.of({"a100_40gb_sxm": max(plan.devices()) + 1}, gpus_per_machine=MAX_GPUS_PER_MACHINE)
+    problem = Problem(cluster, model, Workload(batch, seq_len, precision="fp32"))
+    run = Settings(adam=settings, timeout_s=TIMEOUT_S, compile_layers=is_compiled)
+    trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(drawn, 0))
     return lambda tokens: trainee.step(lambda first, end: tokens[first:end], settings.lr)[0]
 
 

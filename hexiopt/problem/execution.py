@@ -1,4 +1,4 @@
-"""What a decoder computes that no price reads: rotations, scales, caps, places of norms."""
+"""What a decoder computes that no price reads: rotations, scales, caps, places of norms, how experts are chosen."""
 
 from dataclasses import dataclass, field
 
@@ -30,6 +30,25 @@ class Rotation:
 
 
 RULES = ("default", "linear", "llama3", "yarn")
+SOFTMAX, SIGMOID, OF_CHOSEN = "softmax", "sigmoid", "softmax of the chosen"
+
+
+@dataclass(frozen=True)
+class RouterRule:
+    """How logits become choices of experts and their weights.
+
+    `scores` are the softmax over all experts, the sigmoid of each, or, once experts are chosen, the softmax over those
+    (gpt-oss). With `is_normalized` the weights of a token's experts sum to one, before all are multiplied by `scale`.
+    Of `num_groups` of experts only the `top_groups` with the largest sums of two scores are chosen from (DeepSeek-V3,
+    arXiv 2412.19437, section 2.1.2). With `has_bias`, a bias that balances loads is added to the scores for the choice.
+    """
+
+    scores: str = SOFTMAX
+    is_normalized: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,3 +79,8 @@ class Execution:
     """The two norms of a layer are those of what its sublayers make, not of what they read (OLMo 2)."""
     step_limits: tuple[float, float] = (0.0, float("inf"))
     """The range of Mamba-2's steps of time."""
+    router: RouterRule | None = None
+    """Of layers with experts; None: it is not known."""
+    gate_alpha: float | None = None
+    """Experts compute (up + 1) · gate · sigmoid(alpha · gate), where both are clamped to `gate_limit` (gpt-oss)."""
+    gate_limit: float = float("inf")

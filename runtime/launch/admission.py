@@ -14,7 +14,8 @@ from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GIB
 from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus
-from runtime.mapping.layout import layout_of, untrainable
+from runtime.mapping.layout import layout_of
+from runtime.mapping.trainable import untrainable
 
 # Measured on two cores with a tiny model (8 layers, hidden size 8): a step takes 0.25 s with 4 processes, 0.41 s with
 # 16 and 0.76 s with 32. A plan of 54 devices drove the load to 73, and nothing else could be done on the machine.

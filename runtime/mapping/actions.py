@@ -33,6 +33,7 @@ from runtime.mapping.lowering import (
 )
 from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
+from runtime.mapping.parts import layer_of
 from runtime.mapping.times import StepTimes
 
 RankActions = tuple[Action | BucketCollective, ...]
@@ -229,9 +230,9 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
         yield 0
     if chunk.first and name == EMBEDDING:
         yield backward_parts(chunk) - 1
-    words = name.split(".")
-    if "layers" in words and chunk.layers[0] <= int(words[2]) < chunk.layers[1]:
-        yield _layer_part(chunk, int(words[2]))
+    layer = layer_of(name)
+    if layer is not None and chunk.layers[0] <= layer < chunk.layers[1]:
+        yield _layer_part(chunk, layer)
 
 
 def _joint_events(

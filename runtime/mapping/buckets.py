@@ -77,17 +77,11 @@ def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -
                 alike[part.decays, rule_of(optimizer, part)].append(part)
         for (decays, _), kept in alike.items():
             if zero >= 2 and decays:
-                units = [tuple(own) for _, own in groupby(kept, lambda part: unit_name(part.name))]
+                units = [tuple(own) for _, own in groupby(kept, lambda part: backward_turn(part.name))]
                 found += [BucketParts(same, decays, own, zero) for own in units]
             else:
                 found += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _filled(kept)]
     return found
-
-
-def unit_name(name: str) -> str:
-    """Of a parameter, the unit that it belongs to: its layer, or itself."""
-    words = name.split(".")
-    return ".".join(words[: words.index("layers") + 2]) if "layers" in words else name
 
 
 def forward_turn(parts: Iterable[ParameterPart]) -> int:

@@ -17,18 +17,14 @@ from hexiopt.plan.holdings import sharding_groups, slices
 from hexiopt.plan.messages import messages_of
 from hexiopt.plan.parallelism import ExpertParallel, Replicated, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Plan, Stage
-from hexiopt.plan.token_layout import common, misfit, token_ranges
+from hexiopt.plan.token_layout import common, token_ranges
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import recompute_groups
-from hexiopt.problem.workload import Workload
 from hexiopt.schedules.schedule import Depths, StagePosition, positions
 from runtime.mapping.adapters import Adapters, with_adapters
-from runtime.mapping.expert_limits import untrainable_experts
 from runtime.mapping.model_parts import stage_parts
-from runtime.mapping.moments import ADAFACTOR, RULES
-from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, shards, split
-from runtime.mapping.trained_models import untrainable_model
+from runtime.mapping.parts import ExpertCell, ParameterPart, Range, RankShard, layer_of, shards, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,47 +242,6 @@ class Layout:
         return Channels.of(layouts, self._summing() - self._inside(), self.pairs(seq_len))
 
 
-def untrainable(
-    model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
-) -> str | None:
-    """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
-    if wrong := untrainable_model(model, plan, document_masking=document_masking):
-        return wrong
-    if workload.precision not in ("bf16", "fp32"):
-        return f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    if workload.optimizer not in RULES:
-        return (
-            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; "
-            f"take one of {', '.join(RULES)}"
-        )
-    if workload.optimizer == ADAFACTOR and plan is not None and plan.has_tensor_parallelism:
-        return (
-            f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism cuts"
-            "; plan with constraints.max_tp=1"
-        )
-    if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
-        return (
-            f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
-            "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
-        )
-    if (refusal := untrainable_experts(model, workload, plan)) is not None:
-        return refusal
-    if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
-        return "workload.sequence_parallel: false cannot be trained; take true"
-    for p, pipeline in enumerate(() if plan is None else plan.pipelines):
-        for s, stage in enumerate(pipeline.stages):
-            if not isinstance(stage.parallelism, SequenceParallel):
-                continue
-            if wrong := misfit(stage.parallelism, workload.seq_len, model.num_heads):
-                return f"stage {s} of pipeline {p}: {wrong}"
-            if document_masking:
-                return (
-                    f"train.document_masking: stage {s} of pipeline {p} has a sequence layout, whose attention "
-                    "knows no documents; plan with space.sequence=false, or leave out the masking"
-                )
-    return None
-
-
 def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adapters: Adapters | None = None) -> Layout:
     """The processes of a plan that has passed the check, which train the model, or `adapters` of it; without a cluster,
     stated sharding groups are left out.
@@ -419,7 +374,6 @@ def _held(
 def backward_turn(name: str) -> int:
     """When a backward through all layers comes to a parameter, the less, the earlier: head and final norm, then the
     last layer first, then the embedding."""
-    words = name.split(".")
-    if "layers" in words:
-        return -int(words[2])
-    return 1 if "embed_tokens" in words else -(10**9)
+    if (layer := layer_of(name)) is not None:
+        return -layer
+    return 1 if "embed_tokens" in name else -(10**9)

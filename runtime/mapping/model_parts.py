@@ -15,7 +15,6 @@ from hexiopt.files.models.execution import execution_of as model_execution
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, LayerKind, Mixer, Recurrent
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.expert_rules import router_rule
 from runtime.mapping.parts import Initial, ParameterPart, Range, RankShard
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -198,7 +197,8 @@ def _router_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[Paramete
     yield ParameterPart(f"{at}{ROUTER}.weight", (part.count, model.hidden_size), 0, 0, part.count)
     if part.router_bias:
         yield _whole(f"{at}{ROUTER}.bias", part.count)
-    if router_rule(model).has_bias:
+    router = execution_of(model).router
+    if router is not None and router.has_bias:
         yield _whole(f"{at}{BALANCE}", part.count)
 
 

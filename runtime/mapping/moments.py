@@ -1,6 +1,6 @@
 """Which rule steps a parameter, and what it keeps of it: of each optimizer that torch has, and that is trained with."""
 
-from runtime.mapping.parts import ParameterPart
+from runtime.mapping.parts import ParameterPart, layer_of
 
 ADAMW, SGD, MOMENTUM, ADAFACTOR, MUON = "adamw", "sgd", "momentum", "adafactor", "muon"
 RULES = {ADAMW: ADAMW, "adamw_bf16": ADAMW, SGD: SGD, MOMENTUM: MOMENTUM, ADAFACTOR: ADAFACTOR, MUON: MUON}
@@ -12,7 +12,7 @@ _MOMENTS = {ADAMW: ("exp_avg", "exp_avg_sq"), SGD: (), MOMENTUM: ("momentum_buff
 def rule_of(optimizer: str, part: ParameterPart) -> str:
     """The rule that steps a parameter. Muon leaves what is no matrix of a layer to AdamW."""
     rule = RULES[optimizer]
-    return ADAMW if rule == MUON and not (part.decays and "layers" in part.name.split(".")) else rule
+    return ADAMW if rule == MUON and not (part.decays and layer_of(part.name) is not None) else rule
 
 
 def moments_of(optimizer: str, part: ParameterPart) -> tuple[str, ...]:

@@ -12,6 +12,12 @@ Range = tuple[int, int]  # [start, end)
 Initial = float | Literal["log_of_number", "uniform"]  # of an element its number from 1; between ± 1 / √inputs
 
 
+def layer_of(name: str) -> int | None:
+    """The number of the layer of a parameter, if it is of one."""
+    words = name.split(".")
+    return int(words[2]) if "layers" in words else None
+
+
 def split(total: int, count: int) -> list[Range]:
     """Split `total` items over `count` ranks in order, as evenly as possible; the first ranks take one more."""
     low, extra = divmod(total, count)
@@ -65,6 +71,11 @@ class RankShard:
         (first, end), size = self.share(heads), heads // groups
         return (first // size, -(-end // size)) if end > first else (0, 0)
 
+    def meets(self, heads: int, groups: int) -> list[int]:
+        """Which of these `groups`, counted from the first of them, each of the rank's heads meets."""
+        first, _ = self.groups(heads, groups)
+        return [head * groups // heads - first for head in range(*self.share(heads))]
+
     def experts(self, total: int) -> Range:
         """Of the experts of a layer, whole ones."""
         return (0, total) if self.cell is None else self.cell.experts(total)[self.place]
@@ -92,6 +103,11 @@ class ParameterPart:
     def local_shape(self) -> tuple[int, ...]:
         """Shape of the part."""
         return (*self.shape[: self.dim], self.end - self.start, *self.shape[self.dim + 1 :])
+
+    @property
+    def cut(self) -> tuple[slice, ...]:
+        """Where the part is in the parameter."""
+        return (*[slice(None)] * self.dim, slice(self.start, self.end))
 
     @property
     def decays(self) -> bool:

@@ -1,9 +1,9 @@
 """What a step's operations and messages are expected to take: of several orders in which ranks could communicate, the
 one in which messages come while ranks compute depends on it. Nothing else does."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from hexiopt.cost.cost import PipelineCost
 from hexiopt.cost.pricer import PlanPricer
@@ -13,7 +13,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.schedule import Schedule, operations
-from runtime.mapping.layout import Layout, PipelineLayout, RankExecutor
+from runtime.mapping.layout import Layout, PipelineLayout
 from runtime.mapping.lowering import StepShape
 
 ChunkSeconds = tuple[tuple[float, ...], ...]  # of each layer range, by kinds of operations
@@ -58,44 +58,23 @@ class StepTimes:
             tuple(pricer.orders(plan)) if plan.schedule.splits else (),
         )
 
-    def numbers(self) -> list[float]:
-        """All seconds, in a row."""
-        return [
-            *(s for stages in self.chunk_s for chunks in stages for kinds in chunks for s in kinds),
-            *(s for stages in self.message_s for both in stages for s in both),
-        ]
+    def to_data(self) -> dict[str, Any]:
+        """As plain data, which goes through JSON."""
+        orders = [[[(kind.name, *at) for kind, *at in order] for order in stages] for stages in self.orders]
+        return {"chunk_s": self.chunk_s, "message_s": self.message_s, "orders": orders}
 
-    def replaced(self, numbers: Sequence[float]) -> "StepTimes":
-        """Other seconds, in a row, of the same plan."""
-        left: Iterator[float] = iter(numbers)
-        chunk_s = tuple(
-            tuple(tuple(tuple(next(left) for _ in kinds) for kinds in chunks) for chunks in stages)
-            for stages in self.chunk_s
+    @staticmethod
+    def of_data(data: Mapping[str, Any]) -> "StepTimes":
+        """Those of what `to_data` made."""
+        orders = tuple(
+            tuple(tuple(Operation(OperationKind[kind], *at) for kind, *at in order) for order in stages)
+            for stages in data["orders"]
         )
-        message_s = tuple(tuple((next(left), next(left)) for _ in stages) for stages in self.message_s)
-        return StepTimes(chunk_s, message_s, self.orders)
-
-    def turns(self, layout: Layout) -> list[int]:
-        """The orders of all stages, in a row whose length the plan determines: an operation is a number."""
-        row: list[int] = []
-        for line, stages in zip(layout.lines, self.orders, strict=True):
-            for stage, own in zip(line.stages, stages, strict=True):
-                numbers = [
-                    (_KINDS.index(kind) * line.num_chunks + c) * line.num_micro_batches + k for kind, c, k in own
-                ]
-                row += numbers + [-1] * (_most_operations(line, stage) - len(numbers))
-        return row
-
-    def with_turns(self, layout: Layout, row: Sequence[float]) -> "StepTimes":
-        """The same with other orders: those of such a `row`."""
-        left, orders = iter(row), []
-        for line in layout.lines:
-            own = [[int(n) for n in islice(left, _most_operations(line, s)) if n >= 0] for s in line.stages]
-            orders.append(tuple(tuple(_operation(number, line) for number in numbers) for numbers in own))
-        return replace(self, orders=tuple(orders))
+        return StepTimes(_tuples(data["chunk_s"]), _tuples(data["message_s"]), orders)
 
 
-_KINDS = tuple(OperationKind)
+def _tuples(data: Any) -> Any:
+    return tuple(map(_tuples, data)) if isinstance(data, list | tuple) else data
 
 
 def _message_s(pipeline: PipelineCost) -> MessageSeconds:
@@ -106,18 +85,6 @@ def _message_s(pipeline: PipelineCost) -> MessageSeconds:
         return max((s for message, s in timed if (message.stage, message.backward) == (stage, back)), default=0.0)
 
     return tuple((longest_s(stage, False), longest_s(stage, True)) for stage in range(len(pipeline.stages)))
-
-
-def _operation(number: int, line: PipelineLayout) -> Operation:
-    turn, micro_batch = divmod(number, line.num_micro_batches)
-    kind, chunk = divmod(turn, line.num_chunks)
-    return Operation(_KINDS[kind], chunk, micro_batch)
-
-
-def _most_operations(line: PipelineLayout, stage: Sequence[RankExecutor]) -> int:
-    """Forwards, backwards and, layer by layer, gradients of weights."""
-    chunks = stage[0].chunks
-    return line.num_micro_batches * sum(2 + chunk.layers[1] - chunk.layers[0] for chunk in chunks)
 
 
 def _at_once(line: PipelineLayout, schedule: Schedule) -> StageOrders:

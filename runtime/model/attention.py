@@ -13,7 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from hexiopt.problem.kinds import Attention
 from runtime.device import fused_attention, has_flash_attention
-from runtime.mapping.parts import Range, RankShard
+from runtime.mapping.parts import RankShard
 from runtime.model.block_attention import PLAIN, Block, Scores, attend, attend_backward, blocks, sink_gradient
 from runtime.model.functions import applied
 
@@ -38,16 +38,6 @@ class AttentionCall(Protocol):
         """What `__call__` takes of documents with these borders."""
         ...
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        ...
-
-
-def met(part: Attention, heads: Range, kv_heads: Range) -> list[int]:
-    """Which of `kv_heads`, counted from their first one, each of the query heads meets."""
-    group = part.heads // part.kv_heads
-    return [head // group - kv_heads[0] for head in range(*heads)]
-
 
 class WholeAttention:
     """Attention where a rank has all tokens, which sees back as far as its window. `like` has the type and device of
@@ -59,9 +49,8 @@ class WholeAttention:
     """
 
     def __init__(self, part: Attention, shard: RankShard, seq_len: int, like: Tensor, scores: Scores = PLAIN) -> None:
-        kv_heads = shard.groups(part.heads, part.kv_heads)
-        self._meets = met(part, shard.share(part.heads), kv_heads)
-        count = kv_heads[1] - kv_heads[0]
+        first, end = shard.groups(part.heads, part.kv_heads)
+        self._meets, count = shard.meets(part.heads, part.kv_heads), end - first
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
         is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
         self._window = part.window if part.window is not None and part.window < seq_len else None
@@ -88,8 +77,7 @@ class WholeAttention:
         if not self._meets:
             return q_tbnd.flatten(2)
         if not self._is_plain and documents is None:
-            values: Tensor = applied(_BlockAttention, self._block, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks)
-            return values.flatten(2)
+            return applied(_BlockAttention, self._block, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
         mask = None if self._has_flash else self._mask if documents is None else documents
         # Kernels of GPUs with a mask know no groups.
         is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
@@ -138,10 +126,6 @@ class WholeAttention:
     def _added(self, seen: Tensor) -> Tensor:
         """As what is added to scores."""
         return self._like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-
-    def tensors(self) -> list[Tensor]:
-        """The mask, if any."""
-        return [] if self._mask is None else [self._mask]
 
 
 class _BlockAttention(torch.autograd.Function):

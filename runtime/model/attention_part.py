@@ -48,10 +48,6 @@ class AttentionPart:
             values = values * gate.sigmoid()
         return row(own, self._tp, values, f"{ATTENTION}.o_proj")
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        return ([] if self._rope is None else self._rope.tensors()) + self.attend.tensors()
-
     def _projected(self, own: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values [T, B, n, D], and a gate [T, B, n · D] if there is one."""
         part, gate = self._part, None

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
+from runtime.device import has_flash_attention
+from runtime.model.functions import exact
 
 _aten = torch.ops.aten
 _PIECE = 2**24  # scores held at a time
-_HALVES = (torch.bfloat16, torch.float16)
-_WIDEST_HEAD = 256  # of FlashAttention-2 on CUDA, which takes multiples of 8
 
 
 class Scores(NamedTuple):
@@ -111,11 +111,6 @@ def _rows(runs: Sequence[Range]) -> Iterator[Range]:
         at += end - first
 
 
-def exact(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums are kept."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The block's output [B, n, q, D] and log-sum-exp [B, n, q], of its queries [B, n, q, D], keys and values."""
     if not _is_fused(block, q, v):
@@ -169,7 +164,7 @@ def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tens
 def _is_fused(block: Block, q: Tensor, v: Tensor) -> bool:
     if not (block.is_whole or block.is_causal) or block.scores.cap is not None or v.shape[-1] != q.shape[-1]:
         return False
-    return not q.is_cuda or (q.dtype in _HALVES and q.shape[-1] % 8 == 0 and q.shape[-1] <= _WIDEST_HEAD)
+    return not q.is_cuda or has_flash_attention(q.device, q.dtype, q.shape[-1])
 
 
 def _pieces(q: Tensor, k: Tensor) -> Iterator[Range]:
@@ -187,7 +182,7 @@ def _scores(block: Block, rows: Range, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    k, v = k.to(exact(k.dtype)), v.to(exact(v.dtype))
+    k, v = exact(k), exact(v)
     out, lse = k.new_empty(*q.shape[:-1], v.shape[-1]), k.new_empty(q.shape[:-1])
     for rows in _pieces(q, k):
         scores, at = _scores(block, rows, q, k), slice(*rows)
@@ -199,7 +194,7 @@ def _attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tens
 def _attend_backward(
     block: Block, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    k, v = k.to(exact(k.dtype)), v.to(exact(v.dtype))
+    k, v = exact(k), exact(v)
     grad = grad.to(k.dtype)
     delta = (grad * out).sum(dim=-1, keepdim=True)
     of_q, of_k, of_v = k.new_empty(q.shape), torch.zeros_like(k), torch.zeros_like(v)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Experts
-from runtime.mapping.expert_rules import GateClamp, RouterRule
 from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
-from runtime.model.functions import applied, gated
-from runtime.model.projections import Weights, columns, row
+from runtime.model.functions import activated, applied
+from runtime.model.projections import Weights, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.saved import count_saved
@@ -46,25 +46,19 @@ class TokenExchange(Protocol):
         is computed `meanwhile` the exchange is added."""
         ...
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        ...
-
 
 @dataclass(frozen=True, eq=False)
 class ExpertsPart:
-    """What a rank computes of the experts `part` of a layer, with an `activation` of Hugging Face's name. `clamp`
-    replaces activation(gate) · up; `loads` count choices where biases balance them; a rank that `hosts` experts alone
-    has no tokens, and no router."""
+    """What a rank computes of the experts `part` of a layer, with an `activation` of Hugging Face's name. `loads` count
+    choices where biases balance them; a rank that `hosts` experts alone has no tokens, and no router."""
 
     part: Experts
-    rule: RouterRule
+    execution: Execution
     activation: str
     exchange: TokenExchange
     tp: RankTpGroup
     balance: SequenceBalance | None = None
     loads: ExpertLoads | None = None
-    clamp: GateClamp | None = None
     hosts: bool = False
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
@@ -74,20 +68,16 @@ class ExpertsPart:
             none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
             return self.exchange(flat, none, none.to(x_tbh.dtype), run).view_as(x_tbh)
         logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
-        choice = choose(logits, self.rule, self.part.top_k, bias)
+        assert self.execution.router is not None
+        choice = choose(logits, self.execution.router, self.part.top_k, bias)
         if self.loads is not None and bias is not None:
             self.loads.add(bias, choice.experts)
         meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
         sums = self.exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
         return sums if self.balance is None else self.balance.added(sums, choice)
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        return self.exchange.tensors()
-
     def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
-        inner = gated(self.activation, *columns(own, self.tp, x_tbh, f"{SHARED}.gate_proj", f"{SHARED}.up_proj"))
-        outer = row(own, self.tp, inner, f"{SHARED}.down_proj")
+        outer = mlp(own, self.tp, x_tbh, SHARED, self.activation)
         if self.part.shared_gate:
             outer = outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid()
         return outer.flatten(0, 1)
@@ -95,13 +85,14 @@ class ExpertsPart:
     def _run(self, own: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
         late = self.tp.late
         gate, up = grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late).chunk(2, -1)
-        activated = gated(self.activation, gate, up) if self.clamp is None else _clamped(self.clamp, gate, up)
-        return grouped_product(activated, own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
+        return grouped_product(self._activated(gate, up), own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
 
-
-def _clamped(rule: GateClamp, gate: Tensor, up: Tensor) -> Tensor:
-    gate, up = gate.clamp(max=rule.limit), up.clamp(-rule.limit, rule.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * rule.alpha))
+    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        alpha, limit = self.execution.gate_alpha, self.execution.gate_limit
+        if alpha is None:
+            return activated(self.activation, gate, up)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 # ------------------------------------------------------------------ grouped products
@@ -111,8 +102,7 @@ def grouped_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, of: ExpertRows, late: LateProducts | None = None
 ) -> Tensor:
     """The rows [R, in] of each expert times its own matrix [n, out, in], transposed, plus its bias [n, out], if any."""
-    products: Tensor = applied(_GroupedProduct, rows, weight, bias, of, late)
-    return products
+    return applied(_GroupedProduct, rows, weight, bias, of, late)
 
 
 _ALIGNED_BYTES = 16  # of the beginning and the strides of what torch's grouped product takes

@@ -29,12 +29,27 @@ ACTIVATIONS: Mapping[str, _Activation] = {
 """By Hugging Face's names: a function, and the gradient of its input from that of its output and the input."""
 
 
-def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """What an autograd function makes of its arguments: a tensor, or several."""
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     if torch.compiler.is_compiling():
         return function.apply(*arguments)  # type: ignore[no-untyped-call]
     # Past a look for the wrappers of functorch in every argument, which takes as long as a small operation.
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+applied: Callable[..., Tensor] = _apply
+"""The tensor that an autograd function makes of its arguments."""
+applied_all: Callable[..., tuple[Tensor, ...]] = _apply
+"""The tensors that it makes, of one that makes several."""
+
+
+def exact_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which sums are kept: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float32 or better. A conversion to the same type takes the host time too."""
+    return x if x.dtype in _EXACT else x.float()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Tensor:
@@ -42,26 +57,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Te
 
     With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
     """
-    normed: Tensor = applied(_RmsNorm, x, weight, eps, is_unit)
-    return normed
+    return applied(_RmsNorm, x, weight, eps, is_unit)
 
 
 def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """x · cos + swapped x · sin of both, where the halves of the last dimension are swapped. Keeps the tables alone."""
-    found: tuple[Tensor, Tensor] = applied(_Rotated, cos, sin, q, k)
-    return found
+    q, k = applied_all(_Rotated, cos, sin, q, k)
+    return q, k
 
 
-def gated(activation: str, gate: Tensor, up: Tensor) -> Tensor:
-    """activation(gate) · up. Keeps both, and nothing else."""
-    product: Tensor = applied(_Gated, activation, gate, up)
-    return product
-
-
-def activated(activation: str, x: Tensor) -> Tensor:
-    """activation(x). Keeps x."""
-    values: Tensor = applied(_Activated, activation, x)
-    return values
+def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
+    """activation(x), times `up` if it is given. Keeps both, and nothing else."""
+    return applied(_Activated, activation, x, up)
 
 
 def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
@@ -71,14 +78,8 @@ def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
         return run(*inputs)
     if torch.compiler.is_compiling():  # which cannot look into a backward that runs another one
         found: Tensor = checkpoint(run, *inputs, use_reentrant=False)
-    else:
-        found = applied(_Recomputed, run, *inputs)
-    return found
-
-
-def _exact(x: Tensor) -> Tensor:
-    """In float32 or better. A conversion to the same type takes the host time too."""
-    return x if x.dtype in _EXACT else x.float()
+        return found
+    return applied(_Recomputed, run, *inputs)
 
 
 def _as(x: Tensor, made: Tensor) -> Tensor:
@@ -89,19 +90,19 @@ def _as(x: Tensor, made: Tensor) -> Tensor:
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, is_unit: bool) -> Tensor:
-        exact = _exact(x)
-        scale = exact.square().mean(-1, True).add_(eps).rsqrt_()
+        whole = exact(x)
+        scale = whole.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         ctx.is_unit = is_unit
-        return _as(x, exact * scale * (_exact(weight) + 1)) if is_unit else weight * _as(x, exact * scale)
+        return _as(x, whole * scale * (exact(weight) + 1)) if is_unit else weight * _as(x, whole * scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
         (grad,) = grads
-        normed = _exact(x) * scale
+        normed = exact(x) * scale
         of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        inner = _exact(grad) * (_exact(weight) + 1) if ctx.is_unit else _exact(grad * weight)
+        inner = exact(grad) * (exact(weight) + 1) if ctx.is_unit else exact(grad * weight)
         # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
         of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)
         return _as(x, of_x), of_weight, None, None
@@ -124,31 +125,21 @@ class _Rotated(torch.autograd.Function):
         return None, None, of_q, of_k
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, activation: str, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.activation = activation
-        return ACTIVATIONS[activation][0](gate) * up
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        activate, of_input = ACTIVATIONS[ctx.activation]
-        return None, of_input(grads[0] * up, gate), grads[0] * activate(gate)
-
-
 class _Activated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activation: str, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, activation: str, x: Tensor, up: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, up)
         ctx.activation = activation
-        return ACTIVATIONS[activation][0](x)
+        values = ACTIVATIONS[activation][0](x)
+        return values if up is None else values * up
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        (x,) = ctx.saved_tensors
-        return None, ACTIVATIONS[ctx.activation][1](grads[0], x)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None]:
+        (x, up), (grad,) = ctx.saved_tensors, grads
+        activate, of_input = ACTIVATIONS[ctx.activation]
+        if up is None:
+            return None, of_input(grad, x), None
+        return None, of_input(grad * up, x), grad * activate(x)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hexiopt.problem.kinds import LayerKind, Part
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.model_parts import execution_of, layer_prefix, sublayers
+from runtime.mapping.model_parts import MLP, execution_of, layer_prefix, sublayers
 from runtime.model.functions import recomputed, rms_norm
-from runtime.model.projections import Weights
+from runtime.model.projections import Weights, mlp
 from runtime.model.tensor_parallel import RankTpGroup
 
 
@@ -32,21 +32,23 @@ class PartCall(Protocol):
         """
         ...
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        ...
 
-
-class NoPart:
+def no_part(own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
     """A part of which a rank that hosts experts alone has nothing: what it makes of no tokens is none."""
+    return x_tbh
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """What a rank computes of an MLP with an `activation` of Hugging Face's name."""
+
+    is_gated: bool
+    activation: str
+    tp: RankTpGroup
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
-        """As a `PartCall`."""
-        return x_tbh
-
-    def tensors(self) -> list[Tensor]:
-        """Nothing lasts."""
-        return []
+        """As a `PartCall`; it mixes no tokens."""
+        return mlp(own, self.tp, x_tbh, MLP, self.activation, is_gated=self.is_gated)
 
 
 class SublayerCall(NamedTuple):

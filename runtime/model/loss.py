@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.model.functions import applied
+from runtime.model.functions import applied, exact_dtype
 from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
 from runtime.saved import saved_as
 
@@ -40,8 +40,7 @@ class Logits:
 def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
     """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
     with saved_as("logits", transient_bytes=logits_tbv.nbytes):
-        found: Tensor = applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
-    return found
+        return applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
 
 
 def chunked_cross_entropy(
@@ -59,23 +58,18 @@ def chunked_cross_entropy(
     does, which knows no ranks. Those of a weight that is trained are summed over chunks in its own precision.
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
-    transient_bytes = logits * (2 * weight_vh.itemsize + _exact(weight_vh).itemsize)
+    transient_bytes = logits * (2 * weight_vh.itemsize + exact_dtype(weight_vh.dtype).itemsize)
     with saved_as("logits", transient_bytes):
-        found: Tensor = applied(
+        return applied(
             _ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, kind, weight_vh.requires_grad
         )
-    return found
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _probabilities(
     logits: Tensor, labels: Tensor, rows: Range, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of cross entropies; the probabilities of the rank's rows; each label's row among them, or -1."""
-    scores = logits.to(_exact(logits), copy=True)
+    scores = logits.to(exact_dtype(logits.dtype), copy=True)
     most = scores.amax(dim=-1) if scores.shape[-1] else scores.new_full(labels.shape, -torch.inf)
     if group is not None:
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
@@ -142,7 +136,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         tp, chunk_tokens, kind, is_trained = others
         whole = x if tp.group is None else gathered(x, tp)
         of_whole = torch.empty_like(whole, memory_format=torch.contiguous_format)
-        of_weight, loss = torch.zeros_like(weight) if is_trained else None, x.new_zeros((), dtype=_exact(x))
+        of_weight, loss = torch.zeros_like(weight) if is_trained else None, x.new_zeros((), dtype=exact_dtype(x.dtype))
         read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
         for first in range(0, len(read), chunk_tokens):
             some = slice(first, first + chunk_tokens)

@@ -14,8 +14,7 @@ from runtime.mapping.parts import Range, RankShard
 from runtime.model.attention import AttentionCall, WholeAttention
 from runtime.model.attention_part import AttentionPart
 from runtime.model.block_attention import Scores
-from runtime.model.dense_part import DensePart
-from runtime.model.layer import NoPart, PartCall
+from runtime.model.layer import DensePart, PartCall, no_part
 from runtime.model.recurrent_part import RecurrentPart
 from runtime.model.rope import Rope
 from runtime.model.tensor_parallel import RankTpGroup
@@ -52,7 +51,7 @@ def part_calls(
                 assert route is not None, "somebody brings tokens to experts"
                 calls[part] = route(part)
             case _ if shard.hosts:
-                calls[part] = NoPart()
+                calls[part] = no_part
             case Attention():
                 scores = Scores(score_scale(part, execution), execution.score_cap)
                 whole = WholeAttention(part, shard, seq_len, like, scores) if attend is None else attend(part, scores)
@@ -60,7 +59,7 @@ def part_calls(
             case Recurrent():
                 calls[part] = RecurrentPart(part, shard, execution, model.norm_eps, tp)
             case Dense():
-                calls[part] = DensePart(part, model.activation, tp)
+                calls[part] = DensePart(part.gated, model.activation, tp)
             case _:
                 raise AssertionError("`untrainable` has refused it")
     return calls

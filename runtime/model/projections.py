@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from runtime.mapping.adapters import DOWN, UP
+from runtime.model.functions import activated
 from runtime.model.tensor_parallel import AdapterMatrices, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
@@ -23,6 +24,12 @@ def row(own: Weights, tp: RankTpGroup, x: Tensor, name: str) -> Tensor:
     """A product [t, B, H] whose input [T, B, columns] is cut: summed over ranks before the bias, which all hold."""
     summed, bias = tp.rows(x, own[f"{name}.weight"], _adapter(own, name)), own.get(f"{name}.bias")
     return summed if bias is None else summed + bias
+
+
+def mlp(own: Weights, tp: RankTpGroup, x_tbh: Tensor, name: str, activation: str, *, is_gated: bool = True) -> Tensor:
+    """What a rank's own columns of an MLP make, with an `activation` of Hugging Face's name [t, B, H]."""
+    products = columns(own, tp, x_tbh, *[f"{name}.{matrix}_proj" for matrix in ("gate", "up")[not is_gated :]])
+    return row(own, tp, activated(activation, *products), f"{name}.down_proj")
 
 
 def _adapter(own: Weights, name: str) -> AdapterMatrices | None:

@@ -5,7 +5,6 @@ Shapes: t tokens of the rank, T of all ranks of its TP group, B samples, h heads
 
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,7 +12,7 @@ from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Recurrent
 from runtime.mapping.model_parts import RECURRENT, recurrent_projections
 from runtime.mapping.parts import RankShard
-from runtime.model.functions import recomputed
+from runtime.model.functions import exact, recomputed
 from runtime.model.projections import Weights, columns, row
 from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
 from runtime.model.tensor_parallel import RankTpGroup
@@ -27,8 +26,7 @@ class RecurrentPart:
         self, part: Recurrent, shard: RankShard, execution: Execution, norm_eps: float, tp: RankTpGroup
     ) -> None:
         self._part, self._execution, self._norm_eps, self._tp = part, execution, norm_eps, tp
-        size, (first, _) = part.heads // part.groups, shard.groups(part.heads, part.groups)
-        self._meets = [head // size - first for head in range(*shard.share(part.heads))]
+        self._meets = shard.meets(part.heads, part.groups)
         self._names = [name for name, *_ in recurrent_projections(part)]
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
@@ -36,10 +34,6 @@ class RecurrentPart:
         names = [f"{RECURRENT}.{name}_in" for name in self._names]
         inputs = columns(own, self._tp, x_tbh, *names)
         return row(own, self._tp, recomputed(partial(self._mixed, own), *inputs), f"{RECURRENT}.out_proj")
-
-    def tensors(self) -> list[Tensor]:
-        """Nothing lasts."""
-        return []
 
     def _mixed(self, own: Weights, *inputs: Tensor) -> Tensor:
         """[T, B, h · V] of the projections by name [T, B, ...]."""
@@ -53,16 +47,16 @@ class RecurrentPart:
             for x, dim in ((values, part.value_dim), (keys, part.key_dim), (queries, part.key_dim))
         )
         k, q = k[:, :, self._meets], q[:, :, self._meets]
-        steps = functional.softplus(_exact(of_name["step"]) + _exact(own[f"{RECURRENT}.dt_bias"]))
-        decays = -_exact(own[f"{RECURRENT}.A_log"]).exp()
+        steps = functional.softplus(exact(of_name["step"]) + exact(own[f"{RECURRENT}.dt_bias"]))
+        decays = -exact(own[f"{RECURRENT}.A_log"]).exp()
         gate = of_name["z"].view(v.shape)
         if part.delta:
-            found = delta_scan(part.chunk, v, _exact(of_name["write"]).sigmoid(), steps * decays, k, q)
-            found = self._normed(own, found, part.value_dim) * functional.silu(_exact(gate))
+            found = delta_scan(part.chunk, v, exact(of_name["write"]).sigmoid(), steps * decays, k, q)
+            found = self._normed(own, found, part.value_dim) * functional.silu(exact(gate))
         else:
             steps = steps.clamp(*self._execution.step_limits)
             found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
-            found = _exact(found) * functional.silu(_exact(gate))
+            found = exact(found) * functional.silu(exact(gate))
             if part.norm:
                 found = self._normed(own, found, part.heads // part.groups * part.value_dim)
         return found.to(inputs[0].dtype).flatten(2).transpose(0, 1)
@@ -73,11 +67,7 @@ class RecurrentPart:
 
     def _normed(self, own: Weights, x_bthv: Tensor, width: int) -> Tensor:
         """Root mean square norm of so many values together, all of them of the rank."""
-        groups, weight = _exact(x_bthv).reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
+        groups, weight = exact(x_bthv).reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
         scale = (groups.square().mean(-1, keepdim=True) + self._norm_eps).rsqrt()
         # Of the delta rule every head has the same weights.
-        return (groups * scale).view(x_bthv.shape) * _exact(weight).view(-1, x_bthv.shape[-1])
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+        return (groups * scale).view(x_bthv.shape) * exact(weight).view(-1, x_bthv.shape[-1])

@@ -26,10 +26,6 @@ class Rope:
         self._cos, self._sin = ((factor * table).to(like)[:, None, None] for table in (both.cos(), sin))
         self._dim = dim
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        return [self._cos, self._sin]
-
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated by their positions."""
         if q_tbnd.shape[-1] == self._dim:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.mapping.expert_rules import OF_CHOSEN, SOFTMAX, RouterRule
-from runtime.model.functions import applied
+from hexiopt.problem.execution import OF_CHOSEN, SOFTMAX, RouterRule
+from runtime.model.functions import applied, exact
 
 
 class RouterChoice(NamedTuple):
@@ -64,8 +64,7 @@ def loads(experts: Tensor, count: int) -> Tensor:
 
 def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias in float32 or better, as choices hang on small differences. Keeps x and weight as they are."""
-    logits: Tensor = applied(_ExactProduct, x, weight, bias)
-    return logits
+    return applied(_ExactProduct, x, weight, bias)
 
 
 class _ExactProduct(torch.autograd.Function):
@@ -73,8 +72,7 @@ class _ExactProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return functional.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        return functional.linear(exact(x), exact(weight), None if bias is None else exact(bias))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -108,8 +106,7 @@ class SequenceBalance:
             dist.all_reduce(chosen, group=self.group)
         shares = choice.shares.view(num_tokens, num_samples, count).sum(0)
         scale = count / (top_k * self.seq_len**2)
-        same: Tensor = applied(_WithLoss, x_tbh, (chosen * shares).sum() * (scale * self.weight))
-        return same
+        return applied(_WithLoss, x_tbh, (chosen * shares).sum() * (scale * self.weight))
 
 
 class _WithLoss(torch.autograd.Function):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from runtime.model.functions import exact
+
 _NORM_EPS = 1e-6  # of squared lengths of keys and queries
 
 
@@ -19,7 +21,7 @@ def mamba_scan(
     """The outputs [B, T, h, V] of Mamba-2 (Dao and Gu, arXiv 2405.21060, section 6): after token t a head has the state
     S = exp(step · decay) S + step · key ⊗ value, of which the query reads its output."""
     values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_bthk, queries_bthk)
-    logs = (steps * _exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
+    logs = (steps * exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
     inside = (queries @ keys.mT * _decay(logs)).tril() @ values
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
@@ -69,7 +71,7 @@ def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None)
 def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
     """[B, T, n, ...] as [B, chunks, n, chunk, ...]; tokens after the last are zero, which decays and writes nothing."""
     missing = -of_tokens[0].shape[1] % chunk
-    padded = (functional.pad(_exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
+    padded = (functional.pad(exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
     return [x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in padded]  # type: ignore[no-untyped-call]
 
 
@@ -89,7 +91,3 @@ def _with_ones(system: Tensor) -> Tensor:
 def _joined(outputs: list[Tensor], like_bthv: Tensor) -> Tensor:
     """Outputs of chunks [B, h, chunk, V] one after another, without tokens after the last."""
     return torch.cat(outputs, dim=2)[:, :, : like_bthv.shape[1]].transpose(1, 2).to(like_bthv.dtype)
-
-
-def _exact(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

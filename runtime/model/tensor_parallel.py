@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.model.functions import applied
+from runtime.model.functions import applied, applied_all
 from runtime.saved import count_saved
 
 AdapterMatrices = tuple[Tensor, Tensor]
@@ -93,15 +93,14 @@ class RankTpGroup:
         their weights, and with their adapters, if any, whose B is cut likewise."""
         arguments = self._arguments(weights, biases, adapters)
         if self.group is None:
-            products: tuple[Tensor, ...] = applied(_Products, x_tbh, None, *arguments)
-        else:
-            products = _together(_Products, x_tbh, self, *arguments)
+            return applied_all(_Products, x_tbh, None, *arguments)
+        products: tuple[Tensor, ...] = _together(_Products, x_tbh, self, *arguments)
         return products
 
     def rows(self, x_tbn: Tensor, weight: Tensor, adapter: AdapterMatrices | None = None) -> Tensor:
         """The product with a matrix cut in columns of its weight, and with its adapter, if any, whose A is cut
         likewise, summed over ranks: one's own tokens [t, B, H]."""
-        (product,) = applied(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
+        (product,) = applied_all(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
         return self.scatter(product)
 
     def _arguments(

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
-from runtime.model.block_attention import exact
-from runtime.model.functions import applied
+from runtime.model.functions import applied_all, exact_dtype
 
 
 class AllToAll:
@@ -38,20 +37,15 @@ class AllToAll:
         # Rows of the ranks one after another, in the order of the sequence; and back again.
         self._sort = None if bool((held.diff() > 0).all()) else (order.to(device), order.argsort().to(device))
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        return list(self._sort or ())
-
     def to_heads(self, heads: Sequence[Sequence[Range]], *own_tbnd: Tensor) -> tuple[Tensor, ...]:
         """Of each tensor [t, B, N, D], all tokens of one's own heads [T, B, n, D]. `heads` by tensor and rank."""
-        return own_tbnd if self._group is None else tuple(applied(_Exchange, self, True, heads, *own_tbnd))
+        return own_tbnd if self._group is None else applied_all(_Exchange, self, True, heads, *own_tbnd)
 
     def to_tokens(self, heads: Sequence[Range], found_tbnd: Tensor) -> Tensor:
         """One's own tokens of all heads [t, B, N, D], from all tokens of one's own heads [T, B, n, D]."""
         if self._group is None:
             return found_tbnd
-        (own,) = applied(_Exchange, self, False, [heads], found_tbnd)
-        assert isinstance(own, Tensor)
+        (own,) = applied_all(_Exchange, self, False, [heads], found_tbnd)
         return own
 
     def spread(self, heads: Sequence[Sequence[Range]], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -97,7 +91,7 @@ def _joined(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
     first = parts[0]
     num_heads = max(end for _, end in heads)
     shared = sum(end - low for low, end in heads) > num_heads
-    dtype = exact(first.dtype) if shared else first.dtype
+    dtype = exact_dtype(first.dtype) if shared else first.dtype
     whole = first.new_zeros(*first.shape[:2], num_heads, first.shape[3], dtype=dtype)
     for part, (low, end) in zip(parts, heads, strict=True):
         whole[:, :, low:end] += part

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
-from runtime.mapping.expert_rules import gate_clamp, router_rule
 from runtime.mapping.layout import RankExecutor
-from runtime.mapping.model_parts import BALANCE, layer_kinds, layer_prefix
+from runtime.mapping.model_parts import BALANCE, execution_of, layer_kinds, layer_prefix
 from runtime.mapping.parts import RankShard
 from runtime.model.experts_part import ExpertsPart
 from runtime.model.router import ExpertLoads, SequenceBalance
@@ -49,7 +48,8 @@ class RankExperts:
         }
         layers = enumerate(layer_kinds(model))
         with_experts = [(layer, part) for layer, kind in layers if (part := kind.experts) is not None]
-        has_biases = bool(with_experts) and router_rule(model).has_bias and settings.expert_bias_rate > 0
+        router = execution_of(model).router
+        has_biases = router is not None and router.has_bias and settings.expert_bias_rate > 0
         self._count = with_experts[0][1].count if with_experts else 0
         self._biases = [f"{layer_prefix(layer)}{BALANCE}" for layer, _ in with_experts] if has_biases else []
         self._loads = ExpertLoads({name: weights[name] for name in self._biases if name in weights})
@@ -71,10 +71,9 @@ class RankExperts:
         if settings.sequence_balance and not self._shard.hosts:
             weight, group = settings.sequence_balance / self._batch, self._groups.of(executor.ranks)
             balance = SequenceBalance(weight, self._seq_len, group)
-        rule = router_rule(self._model)
-        loads = self._loads if self._biases else None
-        clamp, activation, hosts = gate_clamp(self._model), self._model.activation, self._shard.hosts
-        return ExpertsPart(part, rule, activation, exchange, self._tp, balance, loads, clamp, hosts)
+        execution, activation = execution_of(self._model), self._model.activation
+        loads, hosts = self._loads if self._biases else None, self._shard.hosts
+        return ExpertsPart(part, execution, activation, exchange, self._tp, balance, loads, hosts)
 
     def bias_moves(self) -> dict[str, Tensor]:
         """What a step adds to the biases that balance the rank's layers, by name: `expert_bias_rate` where an expert

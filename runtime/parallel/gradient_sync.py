@@ -103,22 +103,15 @@ def buckets(
 ) -> list[Bucket]:
     """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights. What
     ranks sum for each other is a multiple of `block` elements."""
-    by_name = {part.name: part for part in own}
+    rank, by_name = dist.get_rank(), {part.name: part for part in own}
     return [
-        _bucket(number, bucket, by_name, dtype, device, block)
+        _bucket(number, bucket, by_name, block, torch.empty(0, dtype=dtype, device=device))
         for number, bucket in enumerate(found)
-        if dist.get_rank() in bucket.held.ranks
+        if rank in bucket.held.ranks
     ]
 
 
-def _bucket(
-    number: int,
-    bucket: BucketParts,
-    own: dict[str, ParameterPart],
-    dtype: torch.dtype,
-    device: torch.device,
-    block: int,
-) -> Bucket:
+def _bucket(number: int, bucket: BucketParts, own: Mapping[str, ParameterPart], block: int, like: Tensor) -> Bucket:
     rank, groups = dist.get_rank(), bucket.groups()
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
@@ -141,7 +134,7 @@ def _bucket(
         for ranks, first, end, units in bucket.between()
         if rank in ranks
     }
-    gradient = torch.zeros(length // len(group) if bucket.zero >= 2 else length, dtype=dtype, device=device)
+    gradient = like.new_zeros(length // len(group) if bucket.zero >= 2 else length)
     is_first = group == groups[0]
     return Bucket(number, group, is_first, between, bucket.decays, bucket.zero, bucket.parts, length, places, gradient)
 

@@ -143,8 +143,3 @@ def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> 
     if len(runs) == 1:
         return slice(*runs[0])
     return torch.cat([torch.arange(*run, device=device) for run in runs])
-
-
-def like(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An empty tensor that says type and device."""
-    return torch.empty(0, dtype=dtype, device=device)

@@ -12,18 +12,17 @@ from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hexiopt.numbers.optimizers import OPTIMIZERS
 from runtime.mapping.buckets import forward_turn
 from runtime.mapping.moments import ADAMW, is_whole, moment_shape, moments_of, rule_of
+from runtime.model.functions import exact_dtype
 from runtime.parallel.gradient_sync import Bucket
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.step_rules import STEPS, BucketStep, PassNumbers, compiled_adamw_pass
-from runtime.parallel.weight_gathers import WeightGathers
+from runtime.parallel.weight_store import WeightStore
 from runtime.settings import AdamW
-
-__all__ = ["AdamW", "Optimizer"]
 
 
 class Optimizer:
@@ -34,18 +33,16 @@ class Optimizer:
         self,
         settings: AdamW,
         buckets: Sequence[Bucket],
-        weights: Mapping[str, nn.Parameter],
-        gathers: WeightGathers,
+        store: WeightStore,
         hooks: Hooks = NO_HOOKS,
         *,
         kind: str = ADAMW,
         keeps_masters: bool = True,
         in_one_pass: bool = False,
     ) -> None:
-        self._settings, self._buckets, self._gathers = settings, buckets, gathers
+        self._settings, self._buckets, self._store = settings, buckets, store
         self._hooks, self._kind, self._in_one_pass = hooks, kind, in_one_pass
-        example = max(weights.values(), key=lambda weight: weight.requires_grad)  # adapters, where there are any
-        self._dtype, self._device = example.dtype, example.device
+        self._dtype, self._device = store.dtype, store.device
         # Those first that a forward needs first; of all ranks in one order.
         self._turns = sorted(range(len(buckets)), key=lambda k: (forward_turn(buckets[k].parts), buckets[k].number))
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
@@ -58,7 +55,7 @@ class Optimizer:
 
     def _stepped_dtype(self, bucket: Bucket) -> torch.dtype:
         """That of weights and moments while they are stepped."""
-        return self._dtype if OPTIMIZERS[self._kind].moment_widths else _exact(bucket)
+        return self._dtype if OPTIMIZERS[self._kind].moment_widths else exact_dtype(bucket.gradient.dtype)
 
     def _moments(self, bucket: Bucket) -> dict[str, Tensor]:
         """What is kept of the rank's share, flat, before the first step."""
@@ -77,7 +74,7 @@ class Optimizer:
         if bucket.own_weight is not None:
             return bucket.own_weight.to(self._stepped_dtype(bucket))
         flat = torch.zeros(bucket.length, dtype=self._stepped_dtype(bucket), device=self._device)
-        self._gathers.lay_out(bucket, flat)
+        self._store.lay_out(bucket, flat)
         return flat[bucket.share].clone() if bucket.sharded else flat
 
     def _all(self, turns: Iterable[int]) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
@@ -88,7 +85,7 @@ class Optimizer:
 
     def states(self) -> Iterator[tuple[Bucket, dict[str, Tensor]]]:
         """Per bucket, this rank's share of master weights and moments. Waits for weights that are gathered."""
-        self._gathers.finish()
+        self._store.finish()
         for bucket, master, moments in self._all(range(len(self._buckets))):
             yield bucket, {"weight": master, **moments}
 
@@ -97,8 +94,8 @@ class Optimizer:
         """Take over master weights and moments after `step` steps: `fill(bucket, states)` writes this rank's share."""
         for bucket, own in self.states():
             fill(bucket, own)
-            self._gathers.begin(bucket, own["weight"], self._dtype)
-        self._gathers.finish()
+            self._store.give(bucket, own["weight"])
+        self._store.finish()
         self._steps.fill_(step)
 
     @torch.no_grad()
@@ -133,7 +130,7 @@ class Optimizer:
                     BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay)
                 )
             self._hooks.stepped(began_s, len(master) / elements)
-            self._gathers.begin(bucket, master, self._dtype)
+            self._store.give(bucket, master)
         return torch.cat([sums, held.view(1)])
 
     def _squares(self) -> tuple[Tensor, Tensor]:
@@ -142,7 +139,7 @@ class Optimizer:
         counted = torch.zeros((), dtype=torch.float64, device=self._device)
         held = torch.zeros_like(counted)
         for bucket in self._buckets:
-            norm = torch.linalg.vector_norm(bucket.summed, dtype=_exact(bucket))
+            norm = torch.linalg.vector_norm(bucket.summed, dtype=exact_dtype(bucket.gradient.dtype))
             squares = norm.double().square()
             held += squares
             if bucket.counts:
@@ -158,10 +155,6 @@ def _move(bucket: Bucket, master: Tensor, moves: Mapping[str, Tensor]) -> None:
         if name in moves and low < high:
             first = place.at.start
             master[low - share.start : high - share.start] += moves[name][low - first : high - first].to(master.dtype)
-
-
-def _exact(bucket: Bucket) -> torch.dtype:
-    return torch.promote_types(bucket.gradient.dtype, torch.float32)
 
 
 def _length(bucket: Bucket) -> int:

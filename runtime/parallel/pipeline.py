@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from runtime.model.decoder import DecoderChunk
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.parallel.messages import StageMessages
-from runtime.parallel.unit_weights import UnitWeights
-from runtime.parallel.weight_gathers import WeightGathers
+from runtime.parallel.weight_store import WeightStore
 
 _KIND_OF = {
     ActionKind.FORWARD: OperationKind.FORWARD,
@@ -34,6 +33,15 @@ _KIND_OF = {
 }
 Sequences = Callable[[int, int], Tensor]  # samples [first, end) of the global batch, [samples, seq_len + 1]
 Borders = Callable[[int, int], Tensor]  # of the documents in these samples, as `runtime.model.attention` has them
+
+
+class Batch(NamedTuple):
+    """A global batch, of which a rank reads its own samples: over `num_tokens` the loss is a mean. With `borders`,
+    attention keeps to documents."""
+
+    sequences: Sequences
+    num_tokens: int
+    borders: Borders | None = None
 
 
 @dataclass(slots=True)
@@ -81,8 +89,7 @@ class StageRunner:
         chunks: list[DecoderChunk],
         messages: StageMessages,
         sync: GradientSync,
-        units: UnitWeights,
-        gathers: WeightGathers,
+        store: WeightStore,
         clock: DeviceClock,
         hooks: Hooks = NO_HOOKS,
     ) -> None:
@@ -90,7 +97,7 @@ class StageRunner:
         self._line, self._executor, self._reads = line, executor, reads
         self._chunks = {chunk.chunk.number: chunk for chunk in chunks}
         self._messages, self._sync, self._clock, self._hooks = messages, sync, clock, hooks
-        self._units, self._gathers = units, gathers
+        self._store = store
         # Virtual stages and micro-batches whose backward is cut in parts; what is held of any.
         listed = [action for action in actions if isinstance(action, Action)]
         late = Counter((a.stage, a.micro_batch) for a in listed if a.kind is ActionKind.WEIGHTS)
@@ -105,9 +112,8 @@ class StageRunner:
         self.names_actions = False
         """Whether a trace has the actions as spans, by their names."""
 
-    def step(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
-        """Gradients of the mean loss over `num_tokens`, in the buckets of `sync`; `timeline` has when what was done.
-        With `borders`, attention keeps to documents.
+    def step(self, batch: Batch) -> Tensor:
+        """Gradients of the mean loss, in the buckets of `sync`; `timeline` has when what was done.
 
         Returns the loss that this rank's tokens add to the mean, a float64 scalar: zero but at the end of a pipeline.
         The host never waits for the device in here, but for the numbers of tokens that come to experts, where no
@@ -115,25 +121,25 @@ class StageRunner:
         """
         self._marks = []
         self._sync.begin()
-        total = self._walk(self.actions, sequences, num_tokens, borders)
+        total = self._walk(self.actions, batch)
         self._sync.finish()
         return total
 
-    def evaluate(self, sequences: Sequences, num_tokens: int, borders: Borders | None = None) -> Tensor:
+    def evaluate(self, batch: Batch) -> Tensor:
         """What `step` returns, by forwards alone: gradients and `timeline` stay as they are."""
         marks, self._marks = self._marks, []
         with torch.no_grad():
-            total = self._walk(self._forwards, sequences, num_tokens, borders)
+            total = self._walk(self._forwards, batch)
         self._marks = marks
         return total
 
-    def _walk(self, actions: RankActions, sequences: Sequences, num_tokens: int, borders: Borders | None) -> Tensor:
+    def _walk(self, actions: RankActions, batch: Batch) -> Tensor:
         total = self._messages.like.new_zeros((), dtype=torch.float64)
         for action in actions:
             with record_function(str(action)) if self.names_actions else nullcontext():
                 if isinstance(action, BucketCollective):
                     if action.kind is CollectiveKind.GATHER:
-                        self._units.gather(action)
+                        self._store.gather(action)
                     else:
                         self._sync.start(action)
                     continue
@@ -144,7 +150,7 @@ class StageRunner:
                         made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
                         self._messages.send(action, made)
                     case ActionKind.FORWARD:
-                        total += self._forward(action, sequences, num_tokens, borders)
+                        total += self._forward(action, batch)
                     case ActionKind.BACKWARD:
                         self._backward(action)
                     case ActionKind.INPUT:
@@ -164,17 +170,15 @@ class StageRunner:
             for (operation, _, _), began_s, ended_s in zip(self._marks, read_s[::2], read_s[1::2], strict=True)
         ]
 
-    def _forward(
-        self, action: Action, sequences: Sequences, num_tokens: int, borders: Borders | None
-    ) -> Tensor | float:
+    def _forward(self, action: Action, batch: Batch) -> Tensor | float:
         """Returns the loss, if it ends with one."""
         at, chunk = (action.stage, action.micro_batch), self._chunks[action.stage].chunk
         came = None if chunk.first or action.part else self._messages.receive(action.input)
         began, units = self._clock.mark(), units_of(action, self._executor)
-        self._units.begin(units)
+        self._store.use(units)
         began_s = self._hooks.now_s()
         if not action.part:
-            self._running[at] = self._begun(action, came, sequences, num_tokens, borders)
+            self._running[at] = self._begun(action, came, batch)
         running = self._running[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
@@ -183,7 +187,7 @@ class StageRunner:
             if torch.is_grad_enabled():
                 self._held[at].parts.append((entered, get_gradient_edge(running.x)))
         running.x = running.x.detach()
-        self._units.end(units)
+        self._store.release(units)
         del running.todo[:count]
         self._ended(action, began, began_s)
         if running.todo:
@@ -194,32 +198,25 @@ class StageRunner:
         self._leaving[False, *at] = running.x
         return 0.0
 
-    def _begun(
-        self,
-        action: Action,
-        came: Tensor | None,
-        sequences: Sequences,
-        num_tokens: int,
-        borders: Borders | None,
-    ) -> _Forward:
+    def _begun(self, action: Action, came: Tensor | None, batch: Batch) -> _Forward:
         at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
         chunk, samples = decoder.chunk, self._samples(action.micro_batch)
-        tokens_tb = sequences(*samples).T if chunk.first or chunk.last else None
+        tokens_tb = batch.sequences(*samples).T if chunk.first or chunk.last else None
         labels_tb = self._read(tokens_tb[1:]) if tokens_tb is not None and chunk.last else None
         x = came if tokens_tb is None or came is not None else self._read(tokens_tb[:-1])
         assert x is not None
-        of_samples = None if borders is None or not self._executor.num_samples else borders(*samples)
-        parts = decoder.parts(labels_tb, num_tokens, of_samples, self._executor.num_samples)
-        if self._gathers.are_under_way:
-            parts = [self._after_gathers(action, unit, part) for unit, part in enumerate(parts)]
+        borders = batch.borders(*samples) if batch.borders is not None and self._executor.num_samples else None
+        parts = decoder.parts(labels_tb, batch.num_tokens, borders, self._executor.num_samples)
+        if self._store.are_under_way:
+            c = action.stage // len(self._line.stages)
+            parts = [
+                self._store.after((action.stage, unit), self._hooks.first_part(c, unit, part))
+                for unit, part in enumerate(parts)
+            ]
         if torch.is_grad_enabled():
             self._held[at] = _Held([])
         # A graph for each part, if the backward stops between them.
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
-
-    def _after_gathers(self, action: Action, unit: int, part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        chunk = action.stage // len(self._line.stages)
-        return self._gathers.after((action.stage, unit), self._hooks.first_part(chunk, unit, part))
 
     def _samples(self, micro_batch: int) -> Range:
         own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
@@ -236,12 +233,12 @@ class StageRunner:
             held.gradient = self._messages.receive(action.input)
         began, units = self._clock.mark(), units_of(action, self._executor)
         self._sync.begin_part(not action.part)
-        self._units.begin(units)
+        self._store.use(units)
         began_s = self._hooks.now_s()
         entered, left = held.parts.pop()
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
-        self._units.end(units)
+        self._store.release(units)
         self._ended(action, began, began_s)
         if not held.parts:
             gradient = self._held.pop(at).gradient

@@ -19,7 +19,6 @@ from torch import Tensor
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.token_layout import Range, group_ranges, head_ranges, kv_range, sub_rings, token_ranges
 from hexiopt.problem.kinds import Attention
-from runtime.model.attention import met
 from runtime.model.block_attention import (
     PLAIN,
     Block,
@@ -27,11 +26,10 @@ from runtime.model.block_attention import (
     attend,
     attend_backward,
     blocks,
-    exact,
     merge,
     sink_gradient,
 )
-from runtime.model.functions import applied
+from runtime.model.functions import applied, exact_dtype
 from runtime.network import ProcessGroups
 from runtime.parallel.all_to_all import AllToAll
 
@@ -80,10 +78,6 @@ class SequenceAttention:
         found = applied(_RingAttention, self._ring, sinks, *of_heads)
         return self._all_to_all.to_tokens(self._heads, found).flatten(2)
 
-    def tensors(self) -> list[Tensor]:
-        """How tokens are sorted."""
-        return self._all_to_all.tensors()
-
 
 @dataclass(frozen=True, slots=True)
 class _SubRing:
@@ -120,7 +114,7 @@ class RankSubRing:
             if ring.places[g] == place:
                 at = [(g + step) % self.count for step in (1, -1)]
                 after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
-                meets = met(part, ring.heads, ring.kv_heads)
+                meets = [head * part.kv_heads // part.heads - ring.kv_heads[0] for head in range(*ring.heads)]
                 self.own.append(
                     _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
                 )
@@ -172,7 +166,7 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, ring: RankSubRing, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         queries = q.permute(1, 2, 0, 3)
         # As the queries lie in memory: the projection that follows saves the same storage, not a copy.
-        out = torch.zeros_like(q, dtype=exact(q.dtype)).permute(1, 2, 0, 3)
+        out = torch.zeros_like(q, dtype=exact_dtype(q.dtype)).permute(1, 2, 0, 3)
         lse = out.new_full(queries.shape[:-1], -torch.inf)
         if sinks is not None:
             lse[:] = sinks[:, None]
@@ -197,7 +191,7 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, out, lse, sinks = ctx.saved_tensors
         ring: RankSubRing = ctx.ring
         queries, grad = q.permute(1, 2, 0, 3), grads[0].permute(1, 2, 0, 3).contiguous()
-        of_queries = torch.zeros_like(out, dtype=exact(q.dtype))
+        of_queries = torch.zeros_like(out, dtype=exact_dtype(q.dtype))
         held: Sequence[Tensor] = _by_ring(ring, k, v)
         returning: Passing | None = None
         for turn in range(ring.count):

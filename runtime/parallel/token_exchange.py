@@ -75,11 +75,6 @@ class CellExchange:
             incoming = torch.tensor(self._slots).repeat_interleave(count).to(device)
             self._fixed = self._arrivals(incoming, [sum(self._slots)] * count)
 
-    def tensors(self) -> list[Tensor]:
-        """What lasts."""
-        fixed = [] if self._slots is None else [self._fixed.order, self._fixed.back, self._fixed.rows.ends]
-        return [self._turn, self._blocks, *fixed]
-
     def __call__(
         self,
         x_nh: Tensor,
@@ -95,14 +90,14 @@ class CellExchange:
             copies, arrivals = self._filled(turn), self._fixed
         else:
             copies, arrivals, extra = self._counted(turn, meanwhile)
-        sent: Tensor = applied(_Spread, x_nh, copies.source, copies.row, experts_nk.shape[1], copies.drops)
+        sent = applied(_Spread, x_nh, copies.source, copies.row, experts_nk.shape[1], copies.drops)
         came = self._exchange(sent, copies.sent, copies.came)
         # A rank without experts keeps the graph: its backward joins the exchanges of the others.
         if arrivals.rows.counts:
             by_expert = applied(_Spread, came, arrivals.order, arrivals.back, 1, False)
             came = applied(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
         home = self._exchange(came, copies.came, copies.sent)
-        sums: Tensor = applied(_WeightedSum, home, weights_nk, copies.source, copies.row, copies.drops)
+        sums = applied(_WeightedSum, home, weights_nk, copies.source, copies.row, copies.drops)
         return sums if extra is None else sums + extra
 
     def _counted(
@@ -150,10 +145,7 @@ class CellExchange:
         return _Arrivals(order, _inverse(order), ExpertRows(counts, ends))
 
     def _exchange(self, x: Tensor, sent: list[int], came: list[int]) -> Tensor:
-        if self._group is None:
-            return x
-        rows: Tensor = applied(_Exchange, x, self._group, sent, came)
-        return rows
+        return x if self._group is None else applied(_Exchange, x, self._group, sent, came)
 
 
 def _inverse(order: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from hexiopt.reading import Section, read_mapping
 from runtime.mapping.adapters import MAX_ALPHA, MODULES, Adapters
 from runtime.mapping.parts import ParameterPart
 from runtime.state.checkpoint import TrainedModel
-from runtime.state.weights import HuggingFaceWeights, read_part, stored_tensors
+from runtime.state.weights import HuggingFaceWeights, read_slice, stored_tensors
 
 FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of names, in front of the model's own
@@ -85,7 +85,7 @@ class PeftAdapter:
 
     def read(self, part: ParameterPart) -> Tensor:
         """The values of a part of an adapter [part.local_shape]. Raises InputError where the file cannot be read."""
-        return read_part(self._path, f"{_PREFIX}{part.name}", part)
+        return read_slice(self._path, f"{_PREFIX}{part.name}", part.cut)
 
 
 def weights_beside(checkpoint: Path, trained: TrainedModel, weights: Path | None, option: str) -> Path | None:

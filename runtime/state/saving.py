@@ -36,6 +36,7 @@ from runtime.state.adapter_files import write_adapter
 from runtime.state.checkpoint import SUFFIX, Checkpoint, CheckpointProgress, TrainedModel, finished, write_index
 from runtime.state.safetensors_header import header
 from runtime.state.slices import WEIGHT, Slices, State, state_dict
+from runtime.state.weights import sync
 
 _UNFINISHED = ".unfinished-"
 _LIMIT_S = 7200.0  # that one rank may write longer than another
@@ -179,9 +180,9 @@ class _Writer(HuggingFaceStorageWriter):
             whole = Checkpoint(self._writing)
             tensors = [(part.name, whole.read(WEIGHT, part)) for part in self._trained.parts()]
             write_adapter(self._writing / ADAPTER, self._trained, tensors)
-        _sync(self._writing)
+        sync(self._writing)
         self._writing.rename(self._target)
-        _sync(self._target.parent)
+        sync(self._target.parent)
         for old in finished(self._target.parent)[: -self._keep]:
             shutil.rmtree(old)
 
@@ -221,11 +222,3 @@ def _data(item: WriteItem) -> TensorWriteData:
 
 def _bytes(item: WriteItem) -> int:
     return prod(_data(item).chunk.sizes) * _data(item).properties.dtype.itemsize
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -21,11 +21,9 @@ from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart
-from runtime.state.expert_tensors import read_experts
-from runtime.state.fused_tensors import fused_pieces, joined
+from runtime.state.file_layout import FileLayout, class_name
 from runtime.state.safetensors_header import DTYPES as STORED_DTYPES
 from runtime.state.safetensors_header import header
-from runtime.state.weight_names import CLASSES, stored_name, stored_shapes, tensors_of_experts, tensors_to_store
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -62,10 +60,8 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
-        self._stored, self._model = _stored(path), model
-        self._fused = fused = fused_pieces(model)
-        shapes = (stored_shapes(part, model, fused) for part in whole_parts(model))
-        needed = {name: shape for of_part in shapes for name, shape in of_part.items()}
+        self._stored, self._model, self._layout = _stored(path), model, FileLayout(model)
+        needed = self._layout.shapes
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
@@ -84,7 +80,7 @@ class HuggingFaceWeights:
                 )
         if model.tied_embeddings and HEAD in self._stored:
             self._check_tied()
-            needed[HEAD] = needed[EMBEDDING]
+            needed[HEAD] = (model.vocab_size, model.hidden_size)
         extra = [name for name in self._stored if name not in needed and not name.endswith(_COMPUTED)]
         if extra:
             raise InputError(f"{path}: has {_counted(extra)}, which the model {model.name} has not; {belong}")
@@ -94,21 +90,7 @@ class HuggingFaceWeights:
 
         Raises InputError where the file cannot be read any more.
         """
-        if piece := self._fused.get(part.name):
-            name = stored_name(piece.name, self._model)
-            with _opened(self._stored[name].file) as file:
-                whole = piece.of(file.get_tensor(name)).reshape(part.shape)
-            return whole.narrow(part.dim, part.start, part.end - part.start)
-        tensors = tensors_of_experts(part, self._model)
-        if tensors:
-            return read_experts(part, tensors, self._read_experts)
-        name = stored_name(part.name, self._model)
-        return read_part(self._stored[name].file, name, part)
-
-    def _read_experts(self, name: str, experts: slice) -> Tensor:
-        with _opened(self._stored[name].file) as file:
-            values: Tensor = file.get_slice(name)[(experts,)]
-        return values
+        return self._layout.read(part, lambda name, cut: read_slice(self._stored[name].file, name, cut))
 
     @cached_property
     def sha256(self) -> str:
@@ -123,10 +105,11 @@ class HuggingFaceWeights:
 
     def _check_tied(self) -> None:
         """Refuse an LM head that tying would drop."""
-        head, embedding = self._stored[HEAD], self._stored[EMBEDDING]
+        names = HEAD, self._layout.name_of(EMBEDDING)
+        head, embedding = (self._stored[name] for name in names)
         if (head.shape, head.dtype) == (embedding.shape, embedding.dtype):
-            one, other = (self.read(ParameterPart(name, head.shape, 0, 0, head.shape[0])) for name in (HEAD, EMBEDDING))
-            if torch.equal(one, other):
+            both = [read_slice(self._stored[name].file, name, (slice(None),)) for name in names]
+            if torch.equal(*both):
                 return
         raise InputError(
             f"{head.file}: {HEAD} is not {EMBEDDING}, to which tie_word_embeddings ties it; "
@@ -172,12 +155,11 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         return {name: StoredTensor(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
 
 
-def read_part(file: Path, name: str, part: ParameterPart) -> Tensor:
-    """The values of a part [part.local_shape] of the tensor `name` of a file, mapped from it: for copying at once.
+def read_slice(file: Path, name: str, cut: tuple[slice, ...]) -> Tensor:
+    """The values of the tensor `name` of a file, `cut` in its first dimensions, mapped from it: for copying at once.
 
     Raises InputError where the file cannot be read.
     """
-    cut = (*(slice(None) for _ in range(part.dim)), slice(part.start, part.end))
     with _opened(file) as opened:
         values: Tensor = opened.get_slice(name)[cut]
     return values
@@ -219,17 +201,16 @@ def write_hugging_face(
 
     Raises InputError where the folder cannot be written.
     """
-    parts, fused = {part.name: part for part in whole_parts(model)}, fused_pieces(model)
-    shapes = {name: shape for part in parts.values() for name, shape in stored_shapes(part, model, fused).items()}
+    layout = FileLayout(model)
+    shapes = layout.shapes
     grouped = _grouped(list(shapes.items()), dtype.itemsize, shard_bytes)
-    stored = (pair for one in joined(tensors, fused) for pair in tensors_to_store(parts, model, *one))
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".new-") as aside:
             new = Path(aside)
-            _write_tensors(new, dict(zip(files, grouped, strict=True)), stored, dtype)
+            _write_tensors(new, dict(zip(files, grouped, strict=True)), layout.stored(tensors), dtype)
             _write_json(new / CONFIG, _config(model, dtype))
             if count > 1:
                 size = sum(map(prod, shapes.values())) * dtype.itemsize
@@ -276,7 +257,7 @@ def _write_tensors(
             file.write(values.numpy().data)
     assert not places, f"{len(places)} parameters not given"
     for name in files:
-        _sync(folder / name)
+        sync(folder / name)
 
 
 def _write_header(path: Path, shapes: list[StoredShape], dtype: torch.dtype) -> list[int]:
@@ -294,7 +275,7 @@ def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
     else:
         values = {key: value for key, value in model.to_dict().items() if key != "name"}
     return {
-        "architectures": [CLASSES[kind]],
+        "architectures": [class_name(kind)],
         "model_type": kind,
         "_name_or_path": model.name,
         "torch_dtype": str(dtype).removeprefix("torch."),
@@ -308,13 +289,16 @@ def _config(model: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
 
 def _write_json(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    _sync(path)
+    sync(path)
 
 
-def _sync(path: Path) -> None:
-    """Without it a power failure may leave a file of the full length, and zeros in it."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk: else a power failure may leave a file of zeros."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _put_in_place(new: Path, folder: Path, names: list[str]) -> None:

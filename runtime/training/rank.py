@@ -19,7 +19,7 @@ from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
-from runtime.mapping.layout import untrainable
+from runtime.mapping.trainable import untrainable
 from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
@@ -150,20 +150,9 @@ def _train(
         raise InputError(cannot)  # one that the head has made after a fault
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
     trained = trained_model(run, problem)
-    trainee = Trainee.of(
-        problem,
-        plan_file.plan,
-        dtype=dtype,
-        device=device,
-        settings=settings.adam,
-        initial=first_values(run, trained),
-        timeout_s=settings.timeout_s,
-        experts=settings.experts,
-        hooks=hooks,
-        is_compiled=device.type == "cuda" if settings.compile_layers is None else settings.compile_layers,
-        times=hooks.times(problem, plan_file.plan) if rank == 0 else None,
-        alpha=settings.lora_alpha,
-    )
+    times = hooks.times(problem, plan_file.plan) if rank == 0 else None
+    initial = first_values(run, trained)
+    trainee = Trainee(problem, plan_file.plan, settings, dtype, device, initial, hooks=hooks, times=times)
     batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
     _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)
     writer = CheckpointWriter(run.checkpoints, trained, settings.keep_checkpoints, trainee.optimizer.states())

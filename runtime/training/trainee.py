@@ -1,7 +1,9 @@
 """One rank of a training run, assembled: its part of the model, its messages and its optimiser."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite, nan, prod, sqrt
 from typing import Any
@@ -11,11 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.numbers.messages import BLOCK, TRAINING
-from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
+from hexiopt.numbers.optimizers import OPTIMIZERS
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.kinds import Attention
-from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from runtime.device import DeviceClock, Reading, clock_of
 from runtime.mapping.actions import forward_actions, rank_actions, unit_buckets
@@ -27,194 +27,124 @@ from runtime.mapping.times import StepTimes
 from runtime.model.attention import AttentionCall
 from runtime.model.block_attention import Scores
 from runtime.model.decoder import DecoderChunk, HostChunk
+from runtime.model.functions import exact_dtype
 from runtime.model.layer import compiled_layer_run, layer_run
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.network import ProcessGroups
 from runtime.parallel.expert_parts import RankExperts
-from runtime.parallel.flat_weights import first_weights
 from runtime.parallel.gradient_sync import GradientSync, buckets
 from runtime.parallel.hooks import NO_HOOKS, Hooks
-from runtime.parallel.messages import StageMessages, like
+from runtime.parallel.messages import StageMessages
 from runtime.parallel.optimizer import Optimizer
-from runtime.parallel.pipeline import Borders, Sequences, StageRunner
+from runtime.parallel.pipeline import Batch, Borders, Sequences, StageRunner
 from runtime.parallel.ring_attention import SequenceAttention
-from runtime.parallel.unit_weights import UnitWeights
-from runtime.parallel.weight_gathers import WeightGathers
-from runtime.settings import EXPERTS, AdamW, ExpertTraining
+from runtime.parallel.weight_store import WeightStore
+from runtime.settings import Settings
 
 _INITIAL_STD = 0.02  # of matrices, as in Llama and GPT-2
 _BLOCK_ELEMENTS = 2**18  # of a matrix drawn at a time: 1 ms, against some 10 µs to begin one
 
 
 class Trainee:
-    """The part of a checked plan that one process of an initialised `torch.distributed` world executes.
+    """The part of a checked plan for `problem` that one process of an initialised `torch.distributed` world executes.
 
-    `initial` gives the first values of each part that it holds. ZeRO shards over the sharding groups of the plan, or
-    over all holders where no cluster is given. The loss has the logits of `loss_chunk_tokens` at once (None: of all).
-    Messages between stages have `message_precision`, sums of gradients `gradient_precision`
-    (`hexiopt/numbers/messages.py`). Layers may be compiled, all of a rank together. Trained is the model, or `adapters`
-    of it, by the `optimizer` (`hexiopt/numbers/optimizers.py`).
+    Models compute in `dtype`, on `device`. `initial` gives the first values of each part that the process holds. Layers
+    may be compiled, by default on GPUs, all of a rank together. `times` of rank 0 count, where it has any.
     """
 
     def __init__(
         self,
+        problem: Problem,
         plan: Plan,
-        model: ModelSpec,
-        seq_len: int,
-        global_batch: int,
-        *,
+        settings: Settings,
         dtype: torch.dtype,
-        gradient_dtype: torch.dtype,
         device: torch.device,
-        settings: AdamW,
         initial: Callable[[ParameterPart], Tensor],
-        timeout_s: float,
-        cluster: Cluster | None = None,
+        *,
         hooks: Hooks = NO_HOOKS,
         times: StepTimes | None = None,
-        loss_chunk_tokens: int | None = None,
-        message_precision: str = TRAINING,
-        gradient_precision: str = TRAINING,
-        is_compiled: bool = False,
-        experts: ExpertTraining = EXPERTS,
-        adapters: Adapters | None = None,
-        optimizer: str = ADAMW,
     ) -> None:
-        self.layout, rank = layout_of(plan, model, cluster, adapters), dist.get_rank()
+        model, workload, zero = problem.model, problem.workload, plan.sharding.stage
+        seq_len, splits = workload.seq_len, plan.schedule.splits
+        adapters = Adapters.of(workload, settings.lora_alpha)
+        self.layout, rank = layout_of(plan, model, problem.cluster, adapters), dist.get_rank()
         assert self.layout.world_size == dist.get_world_size(), "a process for each device of the plan"
-        self._tokens = global_batch * seq_len
-        self._device = device
+        self._tokens, self._device, self._clock = workload.tokens, device, clock_of(device)
         self._groups = groups = ProcessGroups(
-            self.layout.groups(), timeout_s, self.layout.pairs(seq_len), device, self.layout.channels(seq_len)
+            self.layout.groups(), settings.timeout_s, self.layout.pairs(seq_len), device, self.layout.channels(seq_len)
         )
         line, executor = self.layout.line_of[rank], self.layout.executor_of[rank]
         at = executor.ranks.index(rank)
-        parts = list(executor.parts(model, rank, adapters))
-        shared = bucket_parts(self.layout.held, plan.sharding.stage, optimizer)
-        trained_dtype = dtype
-        if adapters is not None:  # gradients are as wide as adapters
-            gradient_dtype = trained_dtype = _adapter_dtype(dtype, adapters)
-        quantized = gradient_precision != TRAINING
-        self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if quantized else 1)
-        self.weights = first_weights(self.buckets, parts, initial, dtype, device, trained_dtype)
         reads, shard = executor.reads(rank, seq_len), executor.shards[at]
+        parts = list(executor.parts(model, rank, adapters))
+        shared = bucket_parts(self.layout.held, zero, workload.optimizer)
+        of_units, like = unit_buckets(executor, rank, shared, model), torch.empty(0, dtype=dtype, device=device)
+        trained_dtype = dtype if adapters is None else _adapter_dtype(dtype, adapters)
+        gradient_dtype = exact_dtype(trained_dtype) if workload.states.gradient == 4 else trained_dtype
+        is_quantized = workload.gradient_precision != TRAINING
+        self.buckets = buckets(shared, parts, gradient_dtype, device, BLOCK if is_quantized else 1)
+        self.store = store = WeightStore(self.buckets, parts, initial, of_units, groups, like, trained_dtype)
+        self.weights = store.parameters
+
         scale = 0.0 if adapters is None else adapters.scale
         attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                late = LateProducts() if plan.schedule.splits else None
-                tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale)
+                tp = RankTpGroup(at, tokens, groups.of(executor.ranks), LateProducts() if splits else None, scale)
             case layout:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
                 attend = partial(SequenceAttention, layout, rank, groups, device)
-        stage, batch = line.stages[executor.stage], (global_batch, seq_len)
-        self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, experts, batch)
-        calls = part_calls(model, shard, tp, reads, like(dtype, device), attend, self._experts.part)
-        tables = {id(table): table for call in calls.values() for table in call.tensors()}
-        self.tables = list(tables.values())
+        stage, batch = line.stages[executor.stage], (workload.global_batch, seq_len)
+        self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, settings.experts, batch)
+        calls = part_calls(model, shard, tp, reads, like, attend, self._experts.part)
+        self.calls = tuple(calls.values())
+        is_compiled = device.type == "cuda" if settings.compile_layers is None else settings.compile_layers
         # Attention over the tokens of several ranks sends messages, which no graph can hold, nor what a split backward
         # puts off, nor the sizes of exchanges; and under ZeRO-3 what parameters hold comes and goes.
-        is_whole = not executor.parts_tokens and not plan.schedule.splits and not model.shares_experts
-        run = compiled_layer_run(tp) if is_compiled and is_whole and plan.sharding.stage < 3 else layer_run
+        is_whole = not executor.parts_tokens and not splits and not model.shares_experts and zero < 3
+        run = compiled_layer_run(tp) if is_compiled and is_whole else layer_run
         chunks = [
-            HostChunk(model, chunk, shard, tp, calls, self.weights, like(dtype, device))
+            HostChunk(model, chunk, shard, tp, calls, self.weights, like)
             if shard.hosts
-            else DecoderChunk(model, chunk, shard, tp, calls, self.weights, loss_chunk_tokens, run)
+            else DecoderChunk(model, chunk, shard, tp, calls, self.weights, workload.loss_chunk_tokens, run)
             for chunk in executor.chunks
         ]
-        self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=quantized)
-        of_units = unit_buckets(executor, rank, shared, model)
-        self.units = units = UnitWeights(self.buckets, of_units, self.weights, parts, groups)
-        self._gathers = gathers = WeightGathers(self.buckets, of_units, self.weights, groups)
+
+        self.sync = sync = GradientSync(self.buckets, self.weights, groups, quantized=is_quantized)
         self.messages = messages = StageMessages(
-            line,
-            executor,
-            rank,
-            seq_len,
-            model.hidden_size,
-            like(dtype, device),
-            groups,
-            message_precision,
-            hooks,
+            line, executor, rank, seq_len, model.hidden_size, like, groups, workload.message_precision, hooks
         )
         expected = times or StepTimes.even(self.layout, plan.schedule)
-        agreed = expected.replaced(_row_of_rank_0(expected.numbers(), device))
-        if plan.schedule.splits:
-            agreed = agreed.with_turns(self.layout, _row_of_rank_0(expected.turns(self.layout), device))
+        agreed = StepTimes.of_data(_of_rank_0(expected.to_data(), device))
         actions = rank_actions(self.layout, plan.schedule, model, seq_len, shared, agreed)[rank]
         forwards = forward_actions(actions, executor, of_units)
-        self._clock = clock_of(device)
         self.pipeline = StageRunner(
-            actions, forwards, line, executor, reads, chunks, messages, sync, units, gathers, self._clock, hooks
+            actions, forwards, line, executor, reads, chunks, messages, sync, store, self._clock, hooks
         )
         self.optimizer = Optimizer(
-            settings,
+            settings.adam,
             self.buckets,
-            self.weights,
-            gathers,
+            store,
             hooks,
-            kind=optimizer,
-            keeps_masters=OPTIMIZERS[optimizer].master and adapters is None,
+            kind=workload.optimizer,
+            keeps_masters=OPTIMIZERS[workload.optimizer].master and adapters is None,
             in_one_pass=is_compiled and device.type == "cuda",
         )
         # Ranks of a TP group have the same loss, those of a sequence layout each that of their own tokens.
         self._counts_loss = at == 0 or executor.parts_tokens
 
-    @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        plan: Plan,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        settings: AdamW,
-        initial: Callable[[ParameterPart], Tensor],
-        timeout_s: float,
-        hooks: Hooks = NO_HOOKS,
-        times: StepTimes | None = None,
-        is_compiled: bool = False,
-        experts: ExpertTraining = EXPERTS,
-        alpha: float | None = None,
-    ) -> "Trainee":
-        """That of a plan for `problem`, which states the model, the batch, its cluster, what is trained and by which
-        optimizer, and how gradients are kept; `alpha` is that of adapters, if there are any."""
-        workload = problem.workload
-        return cls(
-            plan,
-            problem.model,
-            workload.seq_len,
-            workload.global_batch,
-            dtype=dtype,
-            gradient_dtype=torch.promote_types(dtype, torch.float32) if workload.states.gradient == 4 else dtype,
-            device=device,
-            settings=settings,
-            initial=initial,
-            timeout_s=timeout_s,
-            cluster=problem.cluster,
-            hooks=hooks,
-            times=times,
-            loss_chunk_tokens=workload.loss_chunk_tokens,
-            message_precision=workload.message_precision,
-            gradient_precision=workload.gradient_precision,
-            is_compiled=is_compiled,
-            experts=experts,
-            adapters=Adapters.of(workload, alpha),
-            optimizer=workload.optimizer,
-        )
-
     def gradients(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """Sum the gradients of a global batch in the buckets. Returns its mean loss per token, on every rank."""
-        own = self.pipeline.step(sequences, self._tokens, borders)
-        total = self._counted(own)
-        dist.all_reduce(total)
-        return float(total)
+        return self._mean(self.pipeline.step(Batch(sequences, self._tokens, borders)))
 
     def loss(self, sequences: Sequences, borders: Borders | None = None) -> float:
         """The mean loss per token of a global batch, on every rank; nothing is trained."""
-        total = self._counted(self.pipeline.evaluate(sequences, self._tokens, borders))
+        return self._mean(self.pipeline.evaluate(Batch(sequences, self._tokens, borders)))
+
+    def _mean(self, own_loss: Tensor) -> float:
+        total = self._counted(own_loss)
         dist.all_reduce(total)
         return float(total)
 
@@ -227,7 +157,7 @@ class Trainee:
         """Enqueue one optimiser step; the host never waits for the device in here. With `borders`, attention keeps to
         documents. Every rank's outcome says whether any `stops`: all learn it after the same step."""
         began = self._clock.mark()
-        own_loss = self.pipeline.step(sequences, self._tokens, borders)
+        own_loss = self.pipeline.step(Batch(sequences, self._tokens, borders))
         moves = self._experts.bias_moves()
         sums = self.optimizer.step(lr, self._counted(own_loss), moves, stops=stops)
         self._groups.step_ended()
@@ -239,14 +169,15 @@ class Trainee:
 
     def finish(self) -> None:
         """Wait for weights that are gathered beside the next forwards: before they are read outside of a step."""
-        self._gathers.finish()
+        self.store.finish()
 
     def blamed(self, outcome: "StepOutcome") -> list[int]:
         """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.
 
         Asked by all ranks together.
         """
-        facts = [not isfinite(outcome.own_loss), not isfinite(outcome.own_squares)]
+        *_, squares, loss = outcome.numbers.read()
+        facts = [not isfinite(loss), not isfinite(squares)]
         own = torch.tensor(facts, dtype=torch.float32, device=self._device)
         flags = own.new_empty(2 * self.layout.world_size)
         dist.all_gather_single(flags, own)
@@ -254,50 +185,44 @@ class Trainee:
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
 
 
+@dataclass(frozen=True, eq=False)
 class StepOutcome:
     """What a step has found and how long it took, once the device is done with it; the first question waits for that.
 
-    The numbers on their way are the mean loss per token, the squared norm of all gradients, how many ranks asked for a
-    stop, the squared norm of the gradients which this rank holds, and the loss of its own tokens.
+    The `numbers` on their way are the mean loss per token, the squared norm of all gradients, how many ranks asked for
+    a stop, the squared norm of the gradients which this rank holds, and the loss of its own tokens.
     """
 
-    def __init__(self, numbers: Reading, clock: DeviceClock, began: Any, ended: Any) -> None:
-        self._numbers, self._clock, self._marks = numbers, clock, (began, ended)
+    numbers: Reading
+    clock: DeviceClock
+    began: Any
+    ended: Any
 
     def read(self) -> tuple[float, float]:
         """The mean loss per token, and the norm of the gradients."""
-        loss, squares, *_ = self._numbers.read()
+        loss, squares, *_ = self.numbers.read()
         return loss, sqrt(squares) if squares >= 0 else nan
 
     @property
     def seconds(self) -> float:
         """From the step's first operation to its last one."""
-        return self._clock.between_s(*self._marks)
+        return self.clock.between_s(self.began, self.ended)
 
     @property
     def stops(self) -> bool:
         """Whether a rank asked for a stop."""
-        return self._numbers.read()[2] > 0
-
-    @property
-    def own_squares(self) -> float:
-        """Of the gradients that this rank holds."""
-        return self._numbers.read()[3]
-
-    @property
-    def own_loss(self) -> float:
-        """Of this rank's tokens."""
-        return self._numbers.read()[4]
+        return self.numbers.read()[2] > 0
 
 
-def _row_of_rank_0(row: Sequence[float], device: torch.device) -> list[Any]:
-    """The numbers of rank 0, of rows that are equally long, so that all ranks have the same order. Asked by all
-    together."""
-    numbers = torch.tensor(row, dtype=torch.float64, device=device)
-    if dist.get_rank():
-        numbers.zero_()
-    dist.all_reduce(numbers)
-    return numbers.tolist()
+def _of_rank_0(data: Any, device: torch.device) -> Any:
+    """What rank 0 has of plain data, so that all ranks have the same. Asked by all together."""
+    text = b"" if dist.get_rank() else json.dumps(data).encode()
+    length = torch.tensor(len(text), device=device)
+    dist.all_reduce(length)
+    sent = torch.zeros(int(length), dtype=torch.uint8, device=device)
+    sent[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    dist.all_reduce(sent)  # others have zeros
+    return json.loads(bytes(sent.tolist()))
 
 
 def _adapter_dtype(dtype: torch.dtype, adapters: Adapters) -> torch.dtype:
@@ -317,11 +242,10 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
     """
     if part.initial == "log_of_number":
         return torch.arange(part.start + 1, part.end + 1, dtype=torch.float32, device=device).log()
-    if isinstance(part.initial, float | int) or not part.decays:
-        usual = 0.0 if part.name.endswith("bias") else 1.0
-        return torch.full(
-            part.local_shape, part.initial if isinstance(part.initial, float | int) else usual, device=device
-        )
+    if isinstance(part.initial, float | int):
+        return torch.full(part.local_shape, float(part.initial), device=device)
+    if not part.decays:
+        return torch.full(part.local_shape, 0.0 if part.name.endswith("bias") else 1.0, device=device)
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
     found, draw = torch.empty(part.local_shape, device=device), torch.rand if part.initial == "uniform" else torch.randn

@@ -17,7 +17,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.times import StepTimes
-from runtime.settings import AdamW
+from runtime.settings import Settings
 from runtime.state.weights import DTYPES
 from runtime.training.trainee import Trainee, drawn
 from tests.runtime.ranks import TIMEOUT_S, run_ranks
@@ -35,7 +35,7 @@ LLAMA = ModelSpec(
     vocab_size=512,
     max_positions=4096,
 )
-SETTINGS = AdamW()
+SETTINGS = Settings(timeout_s=TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,8 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
     problem = _problem(plan, model, workload)
 
     def work(rank: int) -> Any:
-        trainee = Trainee.of(
-            problem,
-            plan,
-            dtype=DTYPES[workload.precision],
-            device=torch.device("cpu"),
-            settings=SETTINGS,
-            initial=partial(drawn, 1),
-            timeout_s=TIMEOUT_S,
-            times=StepTimes.priced(problem, plan),
-        )
+        dtype, times = DTYPES[workload.precision], StepTimes.priced(problem, plan)
+        trainee = Trainee(problem, plan, SETTINGS, dtype, torch.device("cpu"), partial(drawn, 1), times=times)
 
         def sequences(first: int, end: int) -> torch.Tensor:
             generator = torch.Generator().manual_seed(first)

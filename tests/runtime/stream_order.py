@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import _install_threa
 
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.parallel.messages import StageMessages
-from runtime.parallel.unit_weights import UnitWeights
+from runtime.parallel.weight_store import WeightStore
 
 NAME = "stream_order"
 
@@ -358,7 +358,7 @@ def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = Tru
             patch.object(dist, "batch_isend_irecv", _batch),
             patch.multiple(StageMessages, send=_named(StageMessages.send), expect=_named(StageMessages.expect)),
             patch.object(GradientSync, "start", _named(GradientSync.start)),
-            patch.object(UnitWeights, "gather", _named(UnitWeights.gather)),
+            patch.object(WeightStore, "gather", _named(WeightStore.gather)),
         ):
             threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
             for thread in threads:

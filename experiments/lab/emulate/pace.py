@@ -16,7 +16,6 @@ from hexiopt.files.plan_file import write_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import OperationKind
-from runtime.mapping.layout import layout_of
 from runtime.mapping.times import StepTimes
 from runtime.parallel.hooks import Hooks, Part
 
@@ -43,10 +42,8 @@ class Pace:
     summed."""
     first_parts: tuple[tuple[float, ...], ...] = ()
     """Seconds of each part of the first forward through each layer range, beside which weights are gathered."""
-    expected: tuple[float, ...] = ()
-    """What the operations and messages of all stages of the plan take, as `StepTimes.numbers` has it."""
-    turns: tuple[int, ...] = ()
-    """Where backwards are split: what the stages of the plan run, as `StepTimes.turns` has it."""
+    times: StepTimes | None = None
+    """What the operations and messages of all stages of the emulated plan take."""
 
     def operation_s(self, kind: OperationKind, chunk: int, part: int | None = None) -> float:
         """Seconds of computing a forward or a backward of a layer range, or a part of one, which is a unit; or of the
@@ -70,7 +67,7 @@ def pace_until(began_s: float, seconds: float) -> None:
 
 def write_paces(path: Path, found: list[Pace]) -> None:
     """Write the paces of all ranks as JSON."""
-    write_text(path, json.dumps([asdict(pace) for pace in found]))
+    write_text(path, json.dumps([asdict(pace) | {"times": pace.times and pace.times.to_data()} for pace in found]))
 
 
 def read_pace(path: Path, rank: int) -> Pace:
@@ -84,8 +81,7 @@ def read_pace(path: Path, rank: int) -> Pace:
         tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
         tuple(map(tuple, own["last_parts"])),
         tuple(map(tuple, own["first_parts"])),
-        tuple(own["expected"]),
-        tuple(own["turns"]),
+        own["times"] and StepTimes.of_data(own["times"]),
     )
 
 
@@ -107,9 +103,8 @@ class PaceHooks(Hooks):
 
     def times(self, problem: Problem, plan: Plan) -> StepTimes:
         """Those of the cluster that is emulated: the stand-in's are others."""
-        layout = layout_of(plan, problem.model, problem.cluster)
-        times = StepTimes.even(layout, plan.schedule).replaced(self._pace.expected)
-        return times.with_turns(layout, self._pace.turns) if plan.schedule.splits else times
+        assert self._pace.times is not None
+        return self._pace.times
 
     def now_s(self) -> float:
         """Of `time.time`, as `pace_until` counts."""

@@ -38,7 +38,6 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     model = PlanPricer(problem)
     times = StepTimes.priced(problem, plan)
     assert times is not None, "it has a price"
-    expected, turns = tuple(times.numbers()), tuple(times.turns(layout)) if plan.schedule.splits else ()
     optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
     found = []
     for rank, executor in enumerate(layout.executor_of):
@@ -56,8 +55,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                 ),
                 last_parts=_parts(model, plan, executor, priced, dilation, backward=True),
                 first_parts=_parts(model, plan, executor, priced, dilation, backward=False),
-                expected=expected,
-                turns=turns,
+                times=times,
             )
         )
     return found

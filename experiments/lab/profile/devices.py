@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
+from experiments.lab.devices import free_gpu_bytes, gpu_knows_bf16
 from experiments.lab.profile.points import PRECISIONS, Device
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
 from runtime.device import (
-    free_gpu_bytes,
-    gpu_knows_bf16,
     gpu_memory_bytes,
     gpu_product,
     host_memory_bytes,

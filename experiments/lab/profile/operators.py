@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from experiments.lab.devices import free_unused
 from experiments.lab.profile.points import MeasuredPoint
 from experiments.lab.profile.timing import Timer
 from hexiopt.numbers.coefficients import FUSED_ATTENTION_BACKWARD_PASSES
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
-from runtime.device import free_unused, fused_attention
+from runtime.device import fused_attention
 
 _T = TypeVar("_T")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.lab.devices import KernelUse, forget_peak, kernels_of
 from experiments.lab.memory import used_by
 from experiments.lab.processes import ProcessFailedError, run_processes
 from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from hexiopt.files.plan_file import read_plan
-from runtime.device import KernelUse, Tracer, forget_peak, gpu_peak_bytes, kernels_of, num_gpus, taken_device
+from runtime.device import Tracer, gpu_peak_bytes, num_gpus, taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
-from runtime.settings import AdamW
+from runtime.settings import AdamW, Settings
 from runtime.state.weights import DTYPES
 from runtime.training.trainee import Trainee, drawn
 
@@ -101,15 +102,13 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, dev
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # else NCCL refuses two ranks of a host on one GPU
     device = taken_device(kind, 0 if request.shares_gpu else devices[rank], count)
     join_world(device, rank, count, request.limit_s, address=place.master)
-    trainee = Trainee.of(
+    trainee = Trainee(
         problem,
         plan,
-        dtype=DTYPES[workload.precision],
-        device=device,
-        settings=AdamW(lr=_LR),
-        initial=partial(drawn, 0, device=device),
-        timeout_s=request.limit_s,
-        is_compiled=request.is_compiled,
+        Settings(adam=AdamW(lr=_LR), timeout_s=request.limit_s, compile_layers=request.is_compiled),
+        DTYPES[workload.precision],
+        device,
+        partial(drawn, 0, device=device),
         times=StepTimes.priced(problem, plan) if rank == 0 else None,
     )
     generator = torch.Generator().manual_seed(0)

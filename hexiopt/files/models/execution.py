@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log, sqrt
 from types import MappingProxyType
 from typing import Any
 
 from hexiopt.errors import InputError
-from hexiopt.problem.execution import RULES, Execution, Rotation
+from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule
 from hexiopt.problem.model import DECODER, MAX_ROPE_THETA, ModelSpec
 from hexiopt.reading import Section
 
@@ -62,6 +62,25 @@ class Limits:
         return float(limits[0]), float(limits[1])
 
 
+@dataclass(frozen=True)
+class Router:
+    """The `rule` of a model's router, with what its file states under the keys that its type `reads`."""
+
+    rule: RouterRule
+    reads: tuple[str, ...] = ("norm_topk_prob",)
+
+    def __call__(self, model: ModelSpec) -> RouterRule:
+        """The fact."""
+        values = dict(model.router)
+        return replace(self.rule, **{_ROUTER[key]: values[key] for key in self.reads if key in values})
+
+
+_ROUTER = {
+    "norm_topk_prob": "is_normalized",
+    "routed_scaling_factor": "scale",
+    "n_group": "num_groups",
+    "topk_group": "top_groups",
+}
 Facts = Mapping[str, Any]  # fields of `Execution`: values, what reads them, or functions of the model
 
 
@@ -88,6 +107,7 @@ _GRANITE = {
     "residual_scale": Stated("residual_multiplier", 1.0),
     "logit_scale": Stated("logits_scaling", 1.0, _inverse),
 }
+_PLAIN_ROUTER = {"router": Router(RouterRule())}
 _MAMBA = {"step_limits": Limits(("mamba_dt_limit", "time_step_limit"))}
 TRAINED: Mapping[str, Facts] = MappingProxyType(
     {
@@ -107,18 +127,25 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
         "seed_oss": {},
         "granite": _GRANITE,
         "granite_swa": _GRANITE,
-        "deepseek_v3": {"rope_interleaved": Switch("rope_interleave", True)},
+        "deepseek_v3": {
+            "rope_interleaved": Switch("rope_interleave", True),
+            "router": Router(RouterRule(SIGMOID, True, 2.5, 8, 4, has_bias=True), tuple(_ROUTER)),
+        },
         "bamba": _MAMBA,
         "granitemoehybrid": _GRANITE | _MAMBA,
         "nemotron_h": _MAMBA,
-        "qwen3_next": {"unit_norms": True},
+        "qwen3_next": {"unit_norms": True, "router": Router(RouterRule(is_normalized=True))},
         "youtu": {"rope_interleaved": Switch("rope_interleave", True)},
-        "mixtral": {},
-        "olmoe": {},
-        "qwen2_moe": {},
-        "qwen3_moe": {},
-        "glm4_moe": {},
-        "gpt_oss": {},
+        "mixtral": {"router": Router(RouterRule(is_normalized=True), ())},
+        "olmoe": _PLAIN_ROUTER,
+        "qwen2_moe": _PLAIN_ROUTER,
+        "qwen3_moe": _PLAIN_ROUTER,
+        "glm4_moe": {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))},
+        "gpt_oss": {
+            "router": Router(RouterRule(OF_CHOSEN), ()),
+            "gate_alpha": Stated("swiglu_alpha", 1.702),
+            "gate_limit": Stated("swiglu_limit", 7.0),
+        },
     }
 )
 """The types that are trained, by Hugging Face's names, and the facts in which each differs from Llama."""
@@ -155,12 +182,12 @@ def execution_of(model: ModelSpec) -> Execution | None:
     kind = config.get("model_type", model.architecture)
     if kind not in TRAINED or kind == DECODER:
         return None
-    return _execution(kind, model.config, model)
+    return _execution(kind, model.config, model.router, model)
 
 
 @lru_cache(maxsize=64)
-def _execution(kind: str, config: str, model: ModelSpec) -> Execution:
-    """Of models that are equal but for `config` one after another."""
+def _execution(kind: str, config: str, router: tuple[tuple[str, Any], ...], model: ModelSpec) -> Execution:
+    """Models that are equal may differ in `config` and `router`."""
     section = Section(json.loads(config) if config else {}, f"model {model.name}")
     values: dict[str, Any] = {}
     for name, fact in TRAINED[kind].items():

@@ -41,7 +41,8 @@ from hexiopt.report.facts import PlanFacts
 from hexiopt.report.table import plan_table
 from hexiopt.report.trace import timeline_events
 from hexiopt.schedules.registry import SCHEDULES
-from runtime.mapping.layout import layout_of, untrainable
+from runtime.mapping.layout import layout_of
+from runtime.mapping.trainable import untrainable
 from tests.hexiopt.cost.test_cost import PROBLEM as DENSE
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, EXPERTS, model_of
 from tests.spans import all_spans

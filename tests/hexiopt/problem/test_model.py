@@ -54,6 +54,7 @@ OURS = {
     "gpt_13b": 13_100_697_600,
     "gpt_70b": 70_089_703_424,
     "tiny": 803_968,
+    "tiny_moe": 7_219_712,
 }
 NAMES = sorted(PUBLISHED | OURS)
 

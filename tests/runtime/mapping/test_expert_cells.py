@@ -16,13 +16,14 @@ from hexiopt.problem.kinds import Dense, Experts, LayerKind
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
+from runtime.mapping import trainable
 from runtime.mapping.actions import check_actions, rank_actions
 from runtime.mapping.buckets import bucket_parts
-from runtime.mapping.expert_limits import untrainable_experts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import ExpertCell
+from runtime.mapping.trainable import untrainable
 from tests.runtime.expert_plans import COUNT, SHAPES, expert_model, random_expert_plan
 from tests.runtime.ranks import CLUSTER
 
@@ -101,6 +102,12 @@ def test_a_cell_runs_its_operations_in_one_order() -> None:
 MIXTRAL = expert_model("mixtral", 2)
 
 
+@pytest.fixture
+def as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models have no whole config.json."""
+    monkeypatch.setattr(trainable, "_is_as_read", lambda model: True)
+
+
 def with_layers(*kinds: LayerKind) -> ModelSpec:
     return MIXTRAL.replace(layers=kinds)
 
@@ -163,18 +170,20 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
         ),
     ],
 )
+@pytest.mark.usefixtures("as_read")
 def test_what_experts_cannot_be_trained_with_is_said(
     model: ModelSpec, workload: dict[str, Any], plan: Plan | None, line: str | None
 ) -> None:
-    assert untrainable_experts(model, Workload(4, SEQ_LEN, **workload), plan) == line
+    assert untrainable(model, Workload(4, SEQ_LEN, **workload), plan) == line
 
 
+@pytest.mark.usefixtures("as_read")
 def test_routers_choose_of_whole_groups() -> None:
     model = expert_model("deepseek_v3", 2)
 
     def refusal(**router: int) -> str | None:
         keys = tuple((dict(model.router) | router).items())
-        return untrainable_experts(model.replace(router=keys), Workload(4, SEQ_LEN), None)
+        return untrainable(model.replace(router=keys), Workload(4, SEQ_LEN), None)
 
     assert refusal() is None
     assert refusal(n_group=4) == "model deepseek_v3: 6 experts are not 4 equal groups; state another n_group"

@@ -19,8 +19,9 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding, in_flight
 from hexiopt.schedules.registry import SCHEDULES
 from hexiopt.schedules.schedule import Schedule, StagePosition, operations
-from runtime.mapping.layout import layout_of, untrainable
+from runtime.mapping.layout import layout_of
 from runtime.mapping.parts import shards, split
+from runtime.mapping.trainable import untrainable
 from tests.runtime.ranks import CLUSTER, random_model, random_plan, random_sequence_plan
 
 SEQ_LEN = 13

@@ -18,8 +18,7 @@ from runtime.mapping.parts import RankShard
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.state.fused_tensors import fused_pieces, joined
-from runtime.state.weight_names import stored_name
+from runtime.state.file_layout import FileLayout
 from runtime.state.weights import HuggingFaceWeights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -224,8 +223,8 @@ def test_logits_loss_and_gradients_are_those_of_transformers(case: str, tmp_path
     expected = {name: values.grad for name, values in theirs.named_parameters()}
     if case.startswith("nemotron_h"):  # whose parameters transformers renames as it loads them
         expected = {name.replace("model.", "backbone."): gradient for name, gradient in expected.items()}
-    gradients = joined(((name, values.grad) for name, values in weights.items()), fused_pieces(model))
-    found = {stored_name(name, model): gradient for name, gradient in gradients}
+    grads = [(name, values.grad) for name, values in weights.items() if values.grad is not None]
+    found = dict(FileLayout(model).stored(grads))
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         close = CLOSE.get(case, 1e-5) * float(expected[name].abs().max())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.model.functions import ACTIVATIONS, activated, gated, recomputed, rms_norm, rotated
+from runtime.model.functions import ACTIVATIONS, activated, recomputed, rms_norm, rotated
 from runtime.model.tensor_parallel import RankTpGroup
 
 UNSHARDED = RankTpGroup(0, ((0, 3),), adapter_scale=1.5)
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
     **{
         f"gated by {name}": (
-            partial(gated, name),
+            partial(activated, name),
             partial(lambda act, gate, up: act(gate) * up, act),
             (drawn(3, 2, 5), drawn(3, 2, 5)),
         )
@@ -132,7 +132,7 @@ def saved_elements(run: Callable[[], Tensor]) -> int:
 def test_what_is_kept() -> None:
     x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
-    assert saved_elements(lambda: gated("silu", x, up)) == 60
+    assert saved_elements(lambda: activated("silu", x, up)) == 60
     assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
     q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
     assert saved_elements(lambda: rotated(*TABLES, q, k)[0]) == 18 + 18

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.mapping.expert_rules import OF_CHOSEN, SIGMOID, RouterRule
+from hexiopt.problem.execution import OF_CHOSEN, SIGMOID, RouterRule
 from runtime.model.router import ExpertLoads, RouterChoice, SequenceBalance, choose, loads, router_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")

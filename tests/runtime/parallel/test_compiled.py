@@ -57,7 +57,7 @@ def trained(
         counters.clear()
         compiling = partial(torch.compile, backend=backend) if backend else torch.compile
         with patch.object(torch, "compile", compiling), patch("torch._inductor.config.compile_threads", 1):
-            own = trainee(plan, model, 2, is_compiled=backend is not None, loss_chunk_tokens=chunk, **more)
+            own = trainee(plan, model, 2, compile_layers=backend is not None, loss_chunk_tokens=chunk, **more)
             tokens = torch.randint(model.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
             loss = own.gradients(lambda first, end: tokens[first:end])
             gradients = [bucket.gradient.numpy().copy() for bucket in own.buckets]

@@ -18,9 +18,10 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.data.batches import Batches
-from runtime.mapping.layout import Chunk, untrainable
+from runtime.mapping.layout import Chunk
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import RankShard
+from runtime.mapping.trainable import untrainable
 from runtime.model import attention
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
@@ -147,7 +148,7 @@ def test_compiled_layers_keep_to_documents(has_flash: bool, tmp_path: Path) -> N
         patch.object(attention, "has_flash_attention", lambda *arguments: has_flash),
         patch.object(attention, "varlen_attn", of_any_lengths),
     ):
-        assert check(ONE, MODEL, 2, tmp_path, is_compiled=True) == [3]
+        assert check(ONE, MODEL, 2, tmp_path, compile_layers=True) == [3]
 
 
 def test_a_window_within_documents(tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from experiments.lab.processes import run_processes
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from runtime.device import taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.parts import ParameterPart
 from runtime.network import join_world
-from runtime.settings import AdamW
+from runtime.settings import Settings
 from runtime.training.trainee import Trainee, drawn
 
 pytestmark = pytest.mark.skipif(
@@ -65,26 +68,11 @@ def compute(tell: Callable[[str], None], case: Case, kind: str, dtype: torch.dty
     assert place is not None
     join_world(device, 0, 1, TIMEOUT_S, address=place.master)
     layers = (0, case.model.num_layers)
-    own = Trainee(
-        Plan(
-            (
-                Pipeline(
-                    (Stage.of_replicas(Stage.of((0,), *layers).parallelism.replicas, (layers,), case.policies),), 2, 2
-                ),
-            )
-        ),
-        case.model,
-        SEQ_LEN,
-        BATCH,
-        dtype=dtype,
-        gradient_dtype=torch.promote_types(dtype, torch.float32),
-        device=device,
-        settings=AdamW(),
-        initial=rounded,
-        timeout_s=TIMEOUT_S,
-        loss_chunk_tokens=case.chunk,
-        is_compiled=case.is_compiled,
-    )
+    stage = Stage.of_replicas(Stage.of((0,), *layers).parallelism.replicas, (layers,), case.policies)
+    workload = Workload(BATCH, SEQ_LEN, gradient_bytes=4, loss_chunk_tokens=case.chunk)
+    settings = Settings(timeout_s=TIMEOUT_S, compile_layers=case.is_compiled)
+    problem = Problem(Cluster.of({"h200_141gb_sxm": 1}), case.model, workload)
+    own = Trainee(problem, Plan((Pipeline((stage,), 2, 2),)), settings, dtype, device, rounded)
     tokens = torch.randint(case.model.vocab_size, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
     at = {(0, 2): [0, 7, 48, 60, 96], (2, 4): [0, 48, 49, 96]}  # of documents in the samples of a micro-batch
 

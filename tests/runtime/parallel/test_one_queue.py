@@ -17,7 +17,7 @@ from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
-from runtime.device import HostClock
+from runtime.device import DeviceClock
 from runtime.mapping import buckets as buckets_module
 from runtime.mapping.actions import RankActions, check_actions, rank_actions
 from runtime.mapping.buckets import BucketCollective, CollectiveKind, bucket_parts
@@ -80,7 +80,7 @@ BESIDE_ONE = Plan(  # a pipeline of two stages beside one of a single stage
 )
 
 
-class WaitingClock(HostClock):
+class WaitingClock(DeviceClock):
     """Synchronises with the device before it looks."""
 
     def mark(self) -> float:
@@ -104,7 +104,7 @@ def train(plan: Plan, change: Change | None = None, *, waits: bool = False, warm
 
     with (
         patch.object(trainee_module, "rank_actions", changed),
-        patch.object(trainee_module, "clock_of", lambda device: WaitingClock() if waits else HostClock()),
+        patch.object(trainee_module, "clock_of", lambda device: WaitingClock() if waits else DeviceClock()),
         patch.object(ProcessGroups, "_warm", ProcessGroups._warm if warm else lambda self, device: None),
     ):
         run_in_order(len(plan.devices()), work, **order)

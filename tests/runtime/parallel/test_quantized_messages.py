@@ -23,6 +23,7 @@ from hexiopt.problem.workload import Workload
 from runtime.model.decoder import DecoderChunk
 from runtime.network import ProcessGroups
 from runtime.parallel.quantization import dequantize, quantize
+from runtime.settings import Settings
 from runtime.training.trainee import Trainee, drawn
 from tests.conftest import STRESS
 from tests.runtime.parallel.test_training import SEEDS, SETTINGS, equal_one_process, train
@@ -126,15 +127,8 @@ def sent_bytes(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], int]:
             total += part.nbytes
             return send(groups, part, receiver)
 
-        trainee = Trainee.of(
-            problem,
-            plan,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            settings=SETTINGS,
-            initial=partial(drawn, 1),
-            timeout_s=TIMEOUT_S,
-        )
+        run = Settings(adam=SETTINGS, timeout_s=TIMEOUT_S)
+        trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(drawn, 1))
         tokens = torch.zeros(workload.global_batch, workload.seq_len + 1, dtype=torch.int64)
         with patch.object(ProcessGroups, "send", counted):
             trainee.gradients(lambda first, end: tokens[first:end])

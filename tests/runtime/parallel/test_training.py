@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -12,8 +13,14 @@ import torch
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.space import Space
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.settings import AdamW
+from runtime.mapping.adapters import Adapters
+from runtime.mapping.parts import ParameterPart
+from runtime.mapping.times import StepTimes
+from runtime.settings import AdamW, Settings
 from runtime.training.trainee import Trainee, drawn
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
@@ -24,6 +31,7 @@ SEEDS = (*range(29), 253)  # of plans
 THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
 RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]  # a world of so many ranks, each of which does the same
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
+DRAWN = partial(drawn, 1)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -40,21 +48,24 @@ def trainee(
     gradient_dtype: torch.dtype = torch.float64,
     *,
     seq_len: int = SEQ_LEN,
+    initial: Callable[[ParameterPart], torch.Tensor] = DRAWN,
+    times: StepTimes | None = None,
+    adapters: Adapters | None = None,
     **more: Any,
 ) -> Trainee:
-    return Trainee(
-        plan,
-        model,
-        seq_len,
-        batch,
-        dtype=dtype,
-        gradient_dtype=gradient_dtype,
-        device=torch.device("cpu"),
-        settings=SETTINGS,
-        timeout_s=TIMEOUT_S,
-        cluster=CLUSTER,
-        **({"initial": partial(drawn, 1)} | more),
-    )
+    """`more` are fields of the workload and the settings."""
+    of_settings = {field.name for field in fields(Settings)} & more.keys()
+    stated = {name: more.pop(name) for name in of_settings}
+    workload: dict[str, Any] = {"precision": "fp32"}
+    if dtype == torch.bfloat16:
+        workload = {"precision": "bf16", "gradient_bytes": gradient_dtype.itemsize}
+    if adapters is not None:
+        workload |= {"training": "lora", "lora": adapters.lora}
+        stated["lora_alpha"] = adapters.alpha
+    settings = Settings(**({"adam": SETTINGS, "timeout_s": TIMEOUT_S, "compile_layers": False} | stated))
+    # Which plans are found is no matter here.
+    problem = Problem(CLUSTER, model, Workload(batch, seq_len, **workload | more), Space(max_tp=1))
+    return Trainee(problem, plan, settings, dtype, torch.device("cpu"), initial, times=times)
 
 
 def train(

@@ -18,7 +18,7 @@ from runtime.mapping import buckets
 from runtime.mapping.actions import unit_buckets
 from runtime.mapping.buckets import bucket_parts
 from runtime.model.decoder import DecoderChunk
-from runtime.parallel.weight_gathers import WeightGathers
+from runtime.parallel.weight_store import WeightStore
 from tests.runtime.parallel.test_host_waits import MODEL
 from tests.runtime.parallel.test_split_backwards import split_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee
@@ -57,13 +57,13 @@ MAKERS: tuple[Callable[[int], Case], ...] = (sharded, split, aligned)
 @contextmanager
 def at_once() -> Iterator[None]:
     """Within, whoever begins to gather weights waits for them."""
-    begin = WeightGathers.begin
+    begin = WeightStore.give
 
-    def waiting(self: WeightGathers, *arguments: Any) -> None:
+    def waiting(self: WeightStore, *arguments: Any) -> None:
         begin(self, *arguments)
         self.finish()
 
-    with patch.object(WeightGathers, "begin", waiting):
+    with patch.object(WeightStore, "give", waiting):
         yield
 
 
@@ -116,9 +116,9 @@ def test_so_they_are_over_queues_as_of_gpus(make: Callable[[int], Case], seed: i
 @pytest.mark.slow
 def test_so_they_are_of_compiled_layers() -> None:
     with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
-        found = trained((two_pipelines(1), MODEL, 4), run_ranks, is_compiled=True)
+        found = trained((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True)
         with at_once():
-            assert_equal_bits(found, trained((two_pipelines(1), MODEL, 4), run_ranks, is_compiled=True))
+            assert_equal_bits(found, trained((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True))
 
 
 def two_pipelines(num_chunks: int) -> Plan:
@@ -147,14 +147,14 @@ def test_a_forward_waits_unit_by_unit_for_what_it_is_about_to_use(num_chunks: in
         own, log = trainee(plan, UNTIED, 4), list[tuple[str, Any]]()
         shared = bucket_parts(own.layout.held, 1)
         of_units = unit_buckets(own.layout.executor_of[rank], rank, shared, UNTIED)
-        begin, wait, parts = WeightGathers.begin, WeightGathers._wait, DecoderChunk.parts
+        begin, wait, parts = WeightStore.give, WeightStore._wait, DecoderChunk.parts
 
-        def beginning(self: WeightGathers, bucket: Any, *arguments: Any) -> None:
+        def beginning(self: WeightStore, bucket: Any, *arguments: Any) -> None:
             log.append(("begin", bucket.number))
             begin(self, bucket, *arguments)
 
-        def waiting(self: WeightGathers, numbers: Any) -> None:
-            log.extend(("wait", number) for number in numbers if number in self._coming)
+        def waiting(self: WeightStore, numbers: Any) -> None:
+            log.extend(("wait", number) for number in numbers if number in self._stepped)
             wait(self, numbers)
 
         def noted(self: DecoderChunk, *arguments: Any) -> Any:
@@ -167,8 +167,8 @@ def test_a_forward_waits_unit_by_unit_for_what_it_is_about_to_use(num_chunks: in
 
         tokens = torch.randint(UNTIED.vocab_size, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
         with (
-            patch.object(WeightGathers, "begin", beginning),
-            patch.object(WeightGathers, "_wait", waiting),
+            patch.object(WeightStore, "give", beginning),
+            patch.object(WeightStore, "_wait", waiting),
             patch.object(DecoderChunk, "parts", noted),
         ):
             for _ in range(2):

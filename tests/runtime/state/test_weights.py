@@ -294,7 +294,7 @@ def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights, "_sync", full)
+    monkeypatch.setattr(weights, "sync", full)
     refusal(lambda: write(tmp_path), f"{tmp_path}: cannot be written (No space left on device); choose a folder")
     assert files(tmp_path) == set()
 

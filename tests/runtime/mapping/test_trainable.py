@@ -10,25 +10,23 @@ from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.files.models.execution import execution_of
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
-from runtime.mapping.trained_models import ACTIVATIONS, untrainable_model
+from runtime.mapping.trainable import ACTIVATIONS, untrainable
 from runtime.model import functions
-from runtime.state.weight_names import CLASSES
 from tests.runtime.model.test_decoder import CASES, tiny
 
+WORKLOAD = Workload(2, 9)
 SHIPPED = sorted((Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_training_reads_comes_back_from_a_plan_file(case: str) -> None:
     model = tiny(case)
-    assert untrainable_model(model) is None
+    assert untrainable(model, WORKLOAD) is None
     again = model_from_config(Section(model.to_dict(), "again"))
     assert (again, execution_of(again)) == (model, execution_of(model))
     assert again.to_dict() == model.to_dict()
-    execution = execution_of(model)
-    assert execution is not None
-    assert execution.type in CLASSES
 
 
 def test_activations_are_those_that_are_computed() -> None:
@@ -37,7 +35,7 @@ def test_activations_are_those_that_are_computed() -> None:
 
 @pytest.mark.parametrize("path", [path for path in SHIPPED if path.stem != "hf"], ids=lambda path: path.stem)
 def test_shipped_models_are_trained_or_refused_in_one_line(path: Path) -> None:
-    refusal = untrainable_model(read_model(path))
+    refusal = untrainable(read_model(path), WORKLOAD)
     assert refusal is None or (refusal.startswith("model ") and "\n" not in refusal and "; " in refusal)
 
 
@@ -61,7 +59,7 @@ def case(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
 )
 def test_features_that_are_not_trained_are_named(model: tuple[str, dict[str, Any]], message: str) -> None:
     name, changes = model
-    refusal = untrainable_model(tiny(name, **changes))
+    refusal = untrainable(tiny(name, **changes), WORKLOAD)
     assert refusal is not None
     assert message in refusal
 
@@ -97,10 +95,10 @@ TWO = Plan((Pipeline((Stage.of((0, 1), 0, 2),), 1),))
 def test_plans_that_a_model_is_not_trained_by_are_named(
     name: str, plan: Plan, masks: bool, message: str | None
 ) -> None:
-    refusal = untrainable_model(tiny(name), plan, document_masking=masks)
+    refusal = untrainable(tiny(name), WORKLOAD, plan, document_masking=masks)
     assert refusal is None if message is None else message in str(refusal)
 
 
 def test_a_model_that_was_changed_since_it_was_read_is_refused() -> None:
-    refusal = untrainable_model(replace(tiny("gemma2"), vocab_size=99))
+    refusal = untrainable(replace(tiny("gemma2"), vocab_size=99), WORKLOAD)
     assert "it is not that of its config.json any more" in str(refusal)

@@ -1,0 +1,199 @@
+"""What is trained: models, workloads, and plans of them. What is not is named in one line, with a remedy."""
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+
+from hexiopt.errors import InputError
+from hexiopt.files.huggingface import model_from_config
+from hexiopt.files.models.execution import TRAINED, execution_of
+from hexiopt.numbers.optimizers import ADAMW
+from hexiopt.plan.parallelism import ExpertParallel, Replica, SequenceParallel
+from hexiopt.plan.plan import Plan
+from hexiopt.plan.token_layout import misfit
+from hexiopt.problem.execution import Execution, RouterRule
+from hexiopt.problem.form import LLAMA
+from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
+from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.workload import FULL, Workload
+from hexiopt.reading import Section
+from runtime.mapping.model_parts import layer_kinds
+from runtime.mapping.moments import ADAFACTOR, RULES
+from runtime.mapping.parts import shards
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
+_FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
+_ROUTED = [name for name, facts in TRAINED.items() if "router" in facts]
+
+
+def untrainable(
+    model: ModelSpec, workload: Workload, plan: Plan | None = None, *, document_masking: bool = False
+) -> str | None:
+    """Why a model, workload and valid plan cannot be trained, with a remedy; None if they can."""
+    try:
+        execution = execution_of(model)
+    except InputError as error:
+        return str(error)
+    if execution is None:
+        kind = "its type" if model.architecture == DECODER else model.architecture
+        return (
+            f"model {model.name}: {kind} cannot be trained, only planned; take the config.json of one of "
+            f"{', '.join(TRAINED)}"
+        )
+    faults = chain(
+        (f"model {model.name}: {fault}" for fault in _of_model(model, execution, document_masking)),
+        _of_workload(workload, plan, any(kind.experts for kind in model.kinds)),
+        () if plan is None else _of_plan(model, workload, plan, document_masking),
+    )
+    return next(faults, None)
+
+
+def _of_model(model: ModelSpec, execution: Execution, document_masking: bool) -> Iterator[str]:
+    if model.activation not in ACTIVATIONS:
+        yield f"activation {model.activation} cannot be trained; take one of {', '.join(ACTIVATIONS)}"
+    form, usual = model.decoder_form.to_dict(), LLAMA.to_dict()
+    for name, value in usual.items():
+        if name not in _FREE and form[name] != value:
+            yield f"{name} {str(form[name]).lower()} cannot be trained; take a model with {str(value).lower()}"
+    if model.extra_layers:
+        yield "layers that predict further tokens cannot be trained; set their number in config.json to 0"
+    parts = dict.fromkeys(part for kind in layer_kinds(model) for part in kind.parts)
+    for part in parts:
+        for feature in _features(part):
+            yield f"{feature} cannot be trained, only planned; take a model without"
+    experts = [part for part in parts if isinstance(part, Experts)]
+    if experts and execution.router is None:
+        yield f"routers of {execution.type} cannot be trained, only planned; take one of {', '.join(_ROUTED)}"
+    if len(counts := {part.count for part in experts}) > 1:
+        both = " and ".join(map(str, sorted(counts)))
+        yield f"layers of {both} experts cannot be trained together; give all equally many"
+    if any(kind.dense and kind.experts for kind in model.kinds):
+        yield "an MLP beside the experts of a layer cannot be trained; take a model without"
+    for part in experts:
+        if execution.router is not None:
+            yield from _misfits(part, execution.router)
+    if model.architecture == DECODER and not _is_as_read(model):
+        yield "it is not that of its config.json any more; state its changes there"
+    knows_documents = execution.score_cap is None and not any(isinstance(p, Attention) and p.sinks for p in parts)
+    if document_masking and not knows_documents:
+        yield "attention with sinks or capped scores knows no documents; set train.document_masking=false"
+    if document_masking and any(isinstance(part, Recurrent) for part in parts):
+        yield "a recurrence knows no documents; set train.document_masking=false"
+
+
+def _features(part: Mixer | Channels) -> list[str]:
+    """What of a part is not trained, in words."""
+    features: dict[str, bool] = {}
+    match part:
+        case Attention():
+            features = {
+                "attention to chunks of the sequence": part.chunked,
+                f"qk_norm {part.qk_norm}": part.qk_norm not in ("none", "head", "whole"),
+                "bias of the norm of queries and keys": part.qk_norm != "none" and part.qk_norm_vectors != 1,
+                "one projection for keys and values": part.keys_are_values,
+            }
+        case Recurrent():
+            features = {"the delta rule without a norm": part.delta and not part.norm}
+        case Experts():
+            features = {
+                "experts without a gate": not part.gated,
+                "experts behind a projection": part.latent > 0,
+                "scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales),
+            }
+        case Dense():
+            pass
+        case _:
+            features = {f"the part {part.name} of a layer": True}
+    return [name for name, is_there in features.items() if is_there]
+
+
+def _misfits(part: Experts, rule: RouterRule) -> Iterator[str]:
+    """Why a router cannot choose of these experts."""
+    size, rest = divmod(part.count, rule.num_groups)
+    if rest:
+        yield f"{part.count} experts are not {rule.num_groups} equal groups; state another n_group"
+    elif not rule.top_groups <= rule.num_groups or part.top_k > rule.top_groups * size:
+        yield (
+            f"{part.top_k} experts are not among {rule.top_groups} of {rule.num_groups} groups of {size}; "
+            "state another topk_group"
+        )
+
+
+def _is_as_read(model: ModelSpec) -> bool:
+    return model_from_config(Section(json.loads(model.config), "config"), model.name).replace(name=model.name) == model
+
+
+def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> Iterator[str]:
+    if workload.precision not in ("bf16", "fp32"):
+        yield f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
+    if workload.optimizer not in RULES:
+        yield (
+            f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; "
+            f"take one of {', '.join(RULES)}"
+        )
+    if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
+        yield (
+            f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
+            "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
+        )
+    of_experts = ("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)
+    for name, value, only in of_experts if has_experts else ():
+        if value != only:
+            yield f"workload.{name}: {value} cannot be trained yet beside experts, only planned; take {only}"
+    if has_experts and workload.routing != "natural":
+        yield f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
+    if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
+        yield "workload.sequence_parallel: false cannot be trained; take true"
+
+
+def _of_plan(model: ModelSpec, workload: Workload, plan: Plan, document_masking: bool) -> Iterator[str]:
+    kinds = layer_kinds(model)
+    mixers = list(dict.fromkeys(part for kind in kinds for part in kind.mixers))
+    attentions = [part for part in mixers if isinstance(part, Attention)]
+    recurrences = [part for part in mixers if isinstance(part, Recurrent)]
+    if plan.has_tensor_parallelism:
+        if any(part.qk_norm == "whole" for part in attentions):
+            yield (
+                f"model {model.name}: a norm of all heads together is not cut by tensor parallelism; plan with "
+                "space.max_tp=1"
+            )
+        if workload.optimizer == ADAFACTOR:
+            yield (
+                f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism "
+                "cuts; plan with constraints.max_tp=1"
+            )
+    for p, pipeline in enumerate(plan.pipelines):
+        for s, stage in enumerate(pipeline.stages):
+            group, at = stage.parallelism, f"stage {s} of pipeline {p}"
+            for replica in group.replicas if plan.has_tensor_parallelism else ():
+                if not all(_has_whole_groups(part, replica, model) for part in recurrences):
+                    yield (
+                        f"model {model.name}: tensor parallelism cuts the groups that Mamba-2 norms together; plan "
+                        "with space.max_tp=1"
+                    )
+            match group:
+                case ExpertParallel() if group.waves > 1:
+                    yield f"{at} has two waves, which cannot be trained, only planned; take one"
+                case ExpertParallel() if 0 in group.shares:
+                    if not any(kind.experts for layers in stage.layers for kind in kinds[slice(*layers)]):
+                        yield f"{at} has devices for experts alone, and no layer with experts; give it one"
+                case SequenceParallel():
+                    heads = {(part.heads, part.kv_heads) for part in attentions}
+                    if recurrences or len(heads) > 1 or any(part.qk_dim != part.v_dim for part in attentions):
+                        yield (
+                            f"model {model.name}: a sequence layout needs layers that attend with equal heads, values "
+                            "as wide as keys; plan with space.sequence=false"
+                        )
+                    if wrong := misfit(group, workload.seq_len, model.num_heads):
+                        yield f"{at}: {wrong}"
+                    if document_masking:
+                        yield (
+                            f"train.document_masking: {at} has a sequence layout, whose attention knows no documents; "
+                            "plan with space.sequence=false, or leave out the masking"
+                        )
+
+
+def _has_whole_groups(part: Recurrent, replica: Replica, model: ModelSpec) -> bool:
+    """Whether each rank has whole groups of heads, which a norm needs that is of all of a group."""
+    size, cut = part.heads // part.groups, shards(model, len(replica.devices), replica.heads)
+    return part.delta or not part.norm or all(end % size == 0 for shard in cut for end in shard.share(part.heads))
