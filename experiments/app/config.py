@@ -7,7 +7,6 @@ ranges.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
@@ -231,7 +230,6 @@ def reads(verb: str, key: str) -> bool:
     return any(key == read or key.startswith(f"{read}.") for read in READS[verb])
 
 
-@cache
 def schema(verb: str) -> type[Config]:
     """The schema of a verb: of the keys of `Config` those that it reads, and no others."""
     node: type[Config] = node_of(Config, READS[verb], Keys, verb=verb)
