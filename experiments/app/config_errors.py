@@ -24,6 +24,7 @@ from solvers.registry import known
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, ValueError)  # the last for workload=null and the like
 REFUSED = "refused"  # in the configuration of a job of a sweep: why it is wrong
+_EXTRAS = {"joblib": "joblib", "optuna": "sweeps", "submitit_slurm": "sweeps", "submitit_local": "sweeps"}
 _MERGING = "Error merging override "
 _TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 
@@ -118,8 +119,8 @@ def _unknown_choice(error: MissingConfigException) -> str | None:
     if not slash or not error.options:
         return None
     hint = did_you_mean(name, known() if group == "solver" else error.options)
-    if (group, name) == ("hydra/launcher", "joblib"):
-        hint = "it comes with pip install -e '.[joblib]'"
+    if name in _EXTRAS and group.startswith("hydra/"):
+        hint = f"it comes with pip install -e '.[{_EXTRAS[name]}]'"
     return f"{group}: {name!r} is not known; {hint}"
 
 
