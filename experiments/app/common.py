@@ -74,7 +74,7 @@ class RunOutcome(float):
         self.exit_code, self.message, self.known = exit_code, message, known
         return self
 
-    def told(self) -> int:
+    def report(self) -> int:
         """The exit code; where it is not 0, the message is printed."""
         if self.exit_code:
             print(f"hexiopt: {self.message}", file=sys.stderr)

@@ -39,7 +39,7 @@ def outcome_of(error: Exception, verb: str) -> RunOutcome:
     return failure(error)
 
 
-def typed(cfg: DictConfig, verb: str) -> Config:
+def config_of(cfg: DictConfig, verb: str) -> Config:
     """A composed configuration as the schema of its verb. Raises InputError, also for keys that a + has added to it."""
     if reason := OmegaConf.select(cfg, REFUSED):
         raise InputError(reason)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.app import solver_config, sweeps
 from experiments.app.common import Job, RunOutcome, run_verb
 from experiments.app.config import READS, register
-from experiments.app.config_errors import outcome_of, typed
+from experiments.app.config_errors import config_of, outcome_of
 from experiments.app.flags import parse, words
 from experiments.app.own_files import with_own_files
 from experiments.app.terminal import plain_warnings
@@ -36,7 +36,7 @@ def run(verb: str, args: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        return outcome_of(error, verb).told()
+        return outcome_of(error, verb).report()
 
 
 def _run(verb: str, args: Sequence[str]) -> int:
@@ -120,7 +120,7 @@ def task(cfg: DictConfig) -> RunOutcome:
     def start() -> Job:
         if not in_sweep and (stray := next((word for word in given if word.lstrip("+").startswith("sweep.")), None)):
             raise InputError(f"{stray}: is for sweeps; add -m, or remove it")
-        return Job(typed(cfg, verb), folder, sweeps.choices_of(hydra_config), sweeps.plain(given), in_sweep)
+        return Job(config_of(cfg, verb), folder, sweeps.choices_of(hydra_config), sweeps.plain(given), in_sweep)
 
     if in_sweep and (known := sweeps.known_outcome(cfg, hydra_config)) is not None:
         return known

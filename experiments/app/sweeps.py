@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.app.common import INTERRUPTED, Job, RunOutcome, worst
 from experiments.app.compile import compile_once
 from experiments.app.config import READS, Config
-from experiments.app.config_errors import CONFIG_ERRORS, REFUSED, one_line, outcome_of, typed
+from experiments.app.config_errors import CONFIG_ERRORS, REFUSED, config_of, one_line, outcome_of
 from experiments.app.terminal import mute
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import write_text
@@ -46,7 +46,7 @@ _KEY = "job_key"  # in Hydra's part of the configuration of a job: `key_of`
 
 class Outcomes(Callback):
     """The callback that says how a run ended and exits with its code; a sweep's jobs write `status.json`, and the sweep
-    prints a summary. Hydra makes a warning of what a callback raises: hence `_telling`."""
+    prints a summary. Hydra makes a warning of what a callback raises: hence `_reporting_errors`."""
 
     def __init__(self) -> None:
         self._new_folders: tuple[Path, ...] = ()
@@ -63,12 +63,12 @@ class Outcomes(Callback):
         with suppress(OSError):
             for folder in self._new_folders:
                 folder.rmdir()
-        sys.exit(ended["job_return"].return_value.told())
+        sys.exit(ended["job_return"].return_value.report())
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Say in the folder of the sweep which jobs are asked for, and let a wrong one fail alone."""
         self._began_s = time.time()
-        with _telling(verb := _verb_of(config)):
+        with _reporting_errors(verb := _verb_of(config)):
             if "solver" in READS[verb]:
                 compile_once()  # here, not in each of a launcher's processes
             HydraConfig.instance().set_config(deepcopy(config))  # for `how_to_resume`
@@ -78,7 +78,10 @@ class Outcomes(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print how the jobs ended; end."""
-        sys.exit(_summary(Path(str(config.hydra.sweep.dir)), self._began_s))
+        code = 0
+        with _reporting_errors(_verb_of(config)):
+            code = _summary(Path(str(config.hydra.sweep.dir)), self._began_s)
+        sys.exit(code)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         """Note the time, which is the job's own where a launcher's process runs it."""
@@ -89,7 +92,7 @@ class Outcomes(Callback):
         if not in_sweep(config.hydra):
             return
         outcome: RunOutcome = job_return.return_value
-        with _telling(_verb_of(config)):
+        with _reporting_errors(_verb_of(config)):
             if not outcome.known:
                 overrides = plain(overrides_of(config.hydra))
                 took_s = time.perf_counter() - self._job_began_s
@@ -104,14 +107,14 @@ class Outcomes(Callback):
 
 
 @contextmanager
-def _telling(verb: str) -> Iterator[None]:
+def _reporting_errors(verb: str) -> Iterator[None]:
     """A context that ends the program with one line where an exception leaves it, and mutely where nobody reads."""
     try:
         yield
     except BrokenPipeError:
         mute()
     except Exception as error:
-        sys.exit(outcome_of(error, verb).told())
+        sys.exit(outcome_of(error, verb).report())
 
 
 class JobLoader:
@@ -190,7 +193,7 @@ def _key_in(cfg: DictConfig, verb: str) -> str:
         bare = deepcopy(cfg)
         with flag_override(bare, ["struct", "readonly"], [False, False]):
             del bare["hydra"]
-        return key_of(typed(bare, verb), choices_of(cfg.hydra), overrides)
+        return key_of(config_of(bare, verb), choices_of(cfg.hydra), overrides)
     except (OmegaConfBaseException, InputError):
         return sha256_of({"verb": verb, "refused": sorted(overrides)})[:16]
 

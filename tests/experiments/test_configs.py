@@ -13,9 +13,9 @@ from omegaconf import open_dict
 from experiments.app import solver_config
 from experiments.app.common import Job, config_names
 from experiments.app.config import ConstraintsConfig, SolverConfig, SpaceConfig, register
-from experiments.app.config_errors import typed
-from experiments.app.verbs import VERBS
+from experiments.app.config_errors import config_of
 from experiments.app.configurations import named_cluster, named_model
+from experiments.app.verbs import VERBS
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
@@ -42,7 +42,7 @@ def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
         choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]
-    return Job(typed(cfg, "plan"), tmp_path, choices, overrides, in_sweep=True)
+    return Job(config_of(cfg, "plan"), tmp_path, choices, overrides, in_sweep=True)
 
 
 def headers(group: str, name: str) -> list[list[str]]:
