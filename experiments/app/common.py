@@ -20,7 +20,6 @@ from experiments.app.compile import compile_once
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
-from experiments.app.verb_help import READS
 from experiments.app.verbs import module_of
 from hexiopt.errors import InputError
 from hexiopt.exports.presets import restrict
@@ -29,7 +28,6 @@ from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.files.huggingface import config_file, model_from_config, name_of_file, read_config
 from hexiopt.files.plan_file import PlanFile, read_plan, write_text
 from hexiopt.files.problem_file import problem_from_section, problem_to_dict
-from hexiopt.files.sweep_files import status_to_dict
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -69,11 +67,18 @@ class RunOutcome(float):
 
     exit_code: int
     message: str
+    known: bool  # from an earlier sweep
 
-    def __new__(cls, metric: float, exit_code: int = 0, message: str = "") -> "RunOutcome":
+    def __new__(cls, metric: float, exit_code: int = 0, message: str = "", known: bool = False) -> "RunOutcome":
         self = super().__new__(cls, metric)
-        self.exit_code, self.message = exit_code, message
+        self.exit_code, self.message, self.known = exit_code, message, known
         return self
+
+    def report(self) -> int:
+        """The exit code; where it is not 0, the message is printed."""
+        if self.exit_code:
+            print(f"hexiopt: {self.message}", file=sys.stderr)
+        return self.exit_code
 
 
 def worst(codes: Sequence[int]) -> int:
@@ -105,12 +110,16 @@ def failure(error: Exception) -> RunOutcome:
 class Job:
     """One run of a verb: its configuration, output folder, choices and overrides, and whether it is part of a sweep."""
 
-    verb: str
     config: Config
     folder: Path
     choices: Mapping[str, Any]
     overrides: Sequence[str]
     in_sweep: bool
+
+    @property
+    def verb(self) -> str:
+        """The verb."""
+        return self.config.verb
 
     @property
     def pictures(self) -> bool:
@@ -137,7 +146,7 @@ class Job:
     @property
     def pricer(self) -> str | None:
         """The name of the cost model of the configuration; None for ours, by which most verbs price."""
-        return self.config.pricer if "pricer" in READS[self.verb] else None
+        return getattr(self.config, "pricer", None)
 
     @property
     def progress(self) -> bool | None:
@@ -363,8 +372,3 @@ def run_verb(verb: str, start: Callable[[], Job]) -> RunOutcome:
         return RunOutcome(math.inf)
     except Exception as error:
         return failure(error)
-
-
-def status_of(outcome: RunOutcome, overrides: Sequence[str], runtime_s: float, key: str) -> dict[str, Any]:
-    """The content of the `status.json` of a job in a sweep, which took `runtime_s` seconds."""
-    return status_to_dict(outcome.exit_code, outcome.message, overrides, outcome, runtime_s, key)

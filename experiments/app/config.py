@@ -1,18 +1,17 @@
-"""The schema of the command line's configuration: the keys that may be overridden, with their types and ranges.
+"""The schemas of the command line's configurations, one a verb: the keys that it reads, with their types and ranges.
 
 `cluster` and `model` are free mappings, checked by their own readers. Everything else is typed here: Hydra refuses
-`seed=abc` when it composes the configuration, and `__post_init__` checks ranges.
+`seed=abc` when it composes the configuration, as it does keys that the verb does not read, and `__post_init__` checks
+ranges.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
-from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from experiments.app.nodes import node_of
 from experiments.app.verb_config import (
     CHOICES,
     BoundConfig,
@@ -28,6 +27,7 @@ from experiments.app.verb_config import (
     TrainConfig,
     ValidateConfig,
     WhatIfConfig,
+    node_of,
 )
 from hexiopt.errors import InputError, did_you_mean
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -39,6 +39,36 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
 _FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
+_PROBLEM = ("cluster", "model", "workload", "space", "constraints")
+_SEARCH = (*_PROBLEM, "solver", "seed")
+_PRICED = (*_SEARCH, "pricer")
+READS: Mapping[str, tuple[str, ...]] = {
+    "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
+    "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
+    "fit": (*_PRICED, "fit", "sweep"),
+    "whatif": (*_PRICED, "bound", "whatif", "report", "sweep"),
+    "price": ("plan", "cluster", "workload", "constraints.memory_headroom", "print", "sweep"),
+    "replan": (
+        *("plan", "lost", "slow", "added", "cluster", "workload", "space", "constraints", "solver", "seed"),
+        *("replan", "report", "print", "sweep"),
+    ),
+    "train": ("plan", *_SEARCH, "train", "replan", "report", "print", "sweep"),
+    "emulate": ("plan", *_SEARCH, "emulate", "report", "sweep"),
+    "export": ("plan", "export", "sweep"),
+    "import": ("file", "format", "ranks", *_SEARCH, "report", "print", "sweep"),
+    "explain": ("plan", *_SEARCH, "print", "sweep"),
+    "validate": ("data", "validate", "report", "sweep"),
+    "calibrate": ("data", "run", "plan", "sweep"),
+    "profile": ("profile", "sweep"),
+    "discover": ("discover", "sweep"),
+    "collect": ("collect", "report", "sweep"),
+}
+"""The keys of `Config` that each verb reads, with all keys below them: its schema."""
+_SHAPES: Mapping[str, tuple[Any, str]] = {
+    "run": (str | Sequence, "no run; write a folder of hexiopt train, a log, or a list of them"),
+    "slow": (str | Mapping, "no speeds; write {machine:index: 0.7}, or the folder of a run"),
+    "added": (str | Mapping | Sequence, "no machines; write a file, or a list as in the cluster file"),
+}
 
 
 @dataclass
@@ -120,9 +150,36 @@ class ConstraintsConfig(node_of(Space, BOUNDS)):  # type: ignore[misc]
         space_from_sections(Section({}, "space"), Section(asdict(self), "constraints"))
 
 
+class Keys:
+    """What the schemas of all verbs can do."""
+
+    verb: ClassVar[str]
+    space: SpaceConfig
+    constraints: ConstraintsConfig
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            _check(one.name, getattr(self, one.name))
+
+    def plan_space(self) -> Space:
+        """The plan space, of a verb that reads it. Raises InputError."""
+        return space_from_sections(self.space.section(), Section(asdict(self.constraints), "constraints"))
+
+
+def _check(key: str, value: Any) -> None:
+    if key == "format":
+        Section({key: value}, "import").text(key, choices=CHOICES[key], default=None)
+    elif key in _SHAPES and not (value is None or isinstance(value, _SHAPES[key][0])):
+        raise InputError(f"{key}: {value!r} is {_SHAPES[key][1]}")
+    elif key == "seed" and not 0 <= value <= MAX_SEED:
+        raise InputError(f"seed: {value} is out of range; it must be from 0 to {MAX_SEED}")
+    elif key == "print" and value not in CHOICES[key]:
+        raise InputError(f"print: {value!r} is not known; {did_you_mean(value, CHOICES[key])}")
+
+
 @dataclass
-class Config:
-    """The whole configuration. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
+class Config(Keys):
+    """The keys of all verbs. `report` draws pictures (null: except in a sweep); `print=full` prints every stage of a
     plan, `summary` what fits a screen; `alone` also plans each GPU type of a mixed cluster alone, and says what the
     mixed one gives over the best of them; `pricer` is the name of the cost model that prices plans instead of ours;
     `plan` is the path of a plan file, `data` that of a file of measured runs,
@@ -167,26 +224,18 @@ class Config:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     discover: DiscoverConfig = field(default_factory=DiscoverConfig)
 
-    def __post_init__(self) -> None:
-        section = Section({"format": self.format}, "import")
-        section.text("format", choices=CHOICES["format"], default=None)
-        if self.run is not None and not isinstance(self.run, str | Sequence):
-            raise InputError(f"run: {self.run!r} is no run; write a folder of hexiopt train, a log, or a list of them")
-        if self.slow is not None and not isinstance(self.slow, str | Mapping):
-            raise InputError(f"slow: {self.slow!r} is no speeds; write {{machine:index: 0.7}}, or the folder of a run")
-        if self.added is not None and not isinstance(self.added, str | Mapping | Sequence):
-            raise InputError(f"added: {self.added!r} is no machines; write a file, or a list as in the cluster file")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InputError(f"seed: {self.seed} is out of range; it must be from 0 to {MAX_SEED}")
-        if self.print not in CHOICES["print"]:
-            raise InputError(f"print: {self.print!r} is not known; {did_you_mean(self.print, CHOICES['print'])}")
 
-    def plan_space(self) -> Space:
-        """The plan space. Raises InputError."""
-        return space_from_sections(self.space.section(), Section(asdict(self.constraints), "constraints"))
+def reads(verb: str, key: str) -> bool:
+    """Whether a verb reads a key, such as workload.seq_len."""
+    return any(key == read or key.startswith(f"{read}.") for read in READS[verb])
 
 
-@cache
-def register() -> None:
-    """Register the schema with Hydra; `solver_config.py` registers those of the solvers."""
-    ConfigStore.instance().store(name="schema", node=Config)
+def schema(verb: str) -> type[Config]:
+    """The schema of a verb: of the keys of `Config` those that it reads, and no others."""
+    node: type[Config] = node_of(Config, READS[verb], Keys, verb=verb)
+    return node
+
+
+def register(verb: str) -> None:
+    """Register the schema of a verb with Hydra; `solver_config.py` registers those of the solvers."""
+    ConfigStore.instance().store(group="schema", name=verb, node=schema(verb), package="_global_")

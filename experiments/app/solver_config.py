@@ -33,16 +33,13 @@ def schema(name: str) -> type[SolverConfig]:
     return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
 
 
-def register(names: Iterable[str] | None = None, *, whole: bool = True) -> None:
-    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore.
-
-    Without parameters unless `whole`: for verbs that read none, so that they need not import what searches.
-    """
+def register(names: Iterable[str] | None = None) -> None:
+    """Store the schemas of the named solvers, by default of all, in Hydra's ConfigStore."""
     store, solvers = ConfigStore.instance(), {*known(), *ALIASES}
     for name in solvers if names is None else solvers.intersection(names):
         node = make_dataclass("Named", [("name", str, field(default=name))], bases=(SolverConfig,))
         with suppress(InputError):  # choosing the solver reports the error
-            node = schema(name) if whole else node
+            node = schema(name)
         store.store(group="solver", name=name, node=node)
 
 

@@ -1,11 +1,10 @@
 """The sections of the configuration that single verbs read, with their types, ranges and choices."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from typing import Any, get_type_hints
 
-from experiments.app.nodes import node_of
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import FORMATS, READ
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -32,6 +31,24 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "profile.precision": ("bf16", "fp16", "fp32"),
 }
 """The values of keys that take one of a few."""
+
+
+def node_of(kind: Any, names: Collection[str], base: type = object, **methods: Any) -> Any:
+    """A mutable dataclass with the fields `names` of the dataclass `kind`, their types and defaults, which are stated
+    there alone: Hydra makes the nodes of frozen dataclasses read-only. Of a section, a.b names one field."""
+    hints, chosen = get_type_hints(kind), []
+    for one in fields(kind):
+        hint, parts = (
+            hints[one.name],
+            {name.removeprefix(f"{one.name}.") for name in names if name.partition(".")[0] == one.name},
+        )
+        if one.name in parts:
+            default = field(default=one.default, default_factory=one.default_factory)
+            chosen.append((one.name, hint, default))
+        elif parts:
+            section = node_of(hint, parts, __post_init__=hint.__post_init__)
+            chosen.append((one.name, section, field(default_factory=section)))
+    return make_dataclass(f"{kind.__name__}Node", chosen, bases=(base,), namespace=methods)
 
 
 @dataclass

@@ -1,13 +1,15 @@
-"""The keys that each verb reads: `--help` gives their meanings and choices, and its command line refuses others."""
+"""What `hexiopt VERB --help` says: groups and their configurations, the keys that the verb reads, their meanings and
+choices; and which verbs read a key that this one does not."""
 
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from string import Template
 from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 
-from experiments.app.config import Config
+from experiments.app.config import READS, Config, reads
 from experiments.app.verb_config import CHOICES
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError
@@ -22,33 +24,6 @@ from hexiopt.schedules.registry import schedule_names
 
 _WIDTH = 80
 _MOST_NAMED = 3  # verbs in an error line
-_PROBLEM = ("cluster", "model", "workload", "space", "constraints")
-_SEARCH = (*_PROBLEM, "solver", "seed")
-_PRICED = (*_SEARCH, "pricer")
-READS: Mapping[str, tuple[str, ...]] = {
-    "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
-    "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
-    "fit": (*_PRICED, "fit", "sweep"),
-    "whatif": (*_PRICED, "bound", "whatif", "report", "sweep"),
-    "price": ("plan", "cluster", "workload", "constraints.memory_headroom", "print", "sweep"),
-    "replan": (
-        *("plan", "lost", "slow", "added", "cluster", "workload", "space", "constraints", "solver", "seed"),
-        *("replan", "report", "print", "sweep"),
-    ),
-    "train": ("plan", *_SEARCH, "train", "replan", "report", "print", "sweep"),
-    "emulate": ("plan", *_SEARCH, "emulate", "report", "sweep"),
-    "export": ("plan", "export", "sweep"),
-    "import": ("file", "format", "ranks", *_SEARCH, "report", "print", "sweep"),
-    "explain": ("plan", *_SEARCH, "print", "sweep"),
-    "validate": ("data", "validate", "report", "sweep"),
-    "calibrate": ("data", "run", "plan", "sweep"),
-    "profile": ("profile", "sweep"),
-    "discover": ("discover", "sweep"),
-    "collect": ("collect", "report", "sweep"),
-}
-"""The keys of `Config` that each verb reads, with all keys below them. Its command line refuses overrides of others; an
-experiment, or a configuration of the user's, may state keys of several verbs."""
-
 _MEANINGS = {
     "cluster": "The cluster: a shipped name, or your own file; single values as cluster.KEY=VALUE.",
     "model": "The model: a shipped name, or your own config.json or its folder.",
@@ -92,33 +67,35 @@ _CHOICES = {
 
 
 def refuse_unread(verb: str, overrides: Sequence[str]) -> None:
-    """Raise InputError where overrides of the command line have keys of the configuration that `verb` does not read."""
-    keys = [override.lstrip("+~").partition("=")[0].partition("@")[0] for override in overrides]
-    known = {key.partition(".")[0] for reads in READS.values() for key in reads}
-    faults = [
-        f"{key}: {verb} does not read it; hexiopt {_named([one for one in VERBS if _reads(one, key)])}"
-        for key in keys
-        if key.partition(".")[0] in known and not _reads(verb, key)
-    ]
-    if faults:
+    """Raise InputError where overrides of the command line have keys that other verbs read, and `verb` does not.
+
+    Its schema does not have them either; but Hydra would tell the first one only, and not who reads it.
+    """
+    keys = (override.lstrip("+~").partition("=")[0].partition("@")[0] for override in overrides)
+    if faults := [fault for key in keys if (fault := unread(verb, key))]:
         raise InputError("; also ".join(faults))
 
 
-def _reads(verb: str, key: str) -> bool:
-    return any(key == read or key.startswith(f"{read}.") for read in READS[verb])
+def unread(verb: str, key: str) -> str | None:
+    """A line on a key that other verbs read, and `verb` does not; None for every other key."""
+    readers = [other for other in VERBS if reads(other, key)]
+    if not readers or verb in readers:
+        return None
+    first = readers[:_MOST_NAMED]
+    if len(readers) > _MOST_NAMED:
+        named = f"{', '.join(first)} and others do"
+    else:
+        named = f"{readers[0]} does" if len(readers) == 1 else f"{', '.join(first[:-1])} and {first[-1]} do"
+    return f"{key}: {verb} does not read it; hexiopt {named}"
 
 
-def _named(verbs: Sequence[str]) -> str:
-    """Who does."""
-    first = list(verbs[:_MOST_NAMED])
-    if len(verbs) > _MOST_NAMED:
-        return f"{', '.join(first)} and others do"
-    return f"{verbs[0]} does" if len(verbs) == 1 else f"{', '.join(first[:-1])} and {first[-1]} do"
-
-
-def keys_text(verb: str, config: Any) -> str:
-    """The keys of `verb` and what they mean, with their values in `config`, for a terminal of 80 columns."""
-    return "\n".join(line for key in READS[verb] for line in _section(key, OmegaConf.select(config, key)))
+def help_text(verb: str, config: Any, options: Mapping[str, Sequence[str]]) -> str:
+    """What a verb does, the `options` of its groups, and its keys and what they mean, with their values in `config`,
+    for a terminal of 80 columns."""
+    groups = "".join(f"{group}: {', '.join(names)}\n" for group, names in options.items())
+    keys = "\n".join(line for key in READS[verb] for line in _section(key, OmegaConf.select(config, key)))
+    told = Template(config.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS=groups, CONFIG=keys)
+    return f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n\n{told}"
 
 
 def _section(key: str, value: Any) -> Iterator[str]:

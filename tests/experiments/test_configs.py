@@ -1,17 +1,21 @@
 """Every file of conf/ composes, builds and plans."""
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
 from experiments.app import solver_config
 from experiments.app.common import Job, config_names
-from experiments.app.config import Config, ConstraintsConfig, SolverConfig, SpaceConfig, register
+from experiments.app.config import ConstraintsConfig, SolverConfig, SpaceConfig, register
+from experiments.app.config_errors import config_of
 from experiments.app.configurations import named_cluster, named_model
+from experiments.app.verbs import VERBS
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.problem.workload import Workload
@@ -25,24 +29,38 @@ CLUSTERS = [name for name in config_names("cluster") if name != "file"]
 MODELS = [name for name in config_names("model") if name != "hf"]
 EXPERIMENTS = config_names("experiment")
 STEPS = ("solver.max_steps=100", "bound.time_limit_s=0")
+SHORT = ("workload.seq_len=131072",)
+LESS = {"hexiseq_simulations": (*SHORT, "model=gpt_13b"), "hexiseq_pairs": SHORT}
+"""Of experiments that are sweeps, what leaves few jobs."""
 
 
 def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
-    register()
+    register("plan")
     solver_config.register()
     with initialize_config_module("conf", version_base="1.3"):
-        cfg = compose("config", list(overrides), return_hydra_config=True)
+        cfg = compose("plan", list(overrides), return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]
-    config = OmegaConf.to_object(cfg)
-    assert isinstance(config, Config)
-    return Job("plan", config, tmp_path, choices, overrides, in_sweep=True)
+    return Job(config_of(cfg, "plan"), tmp_path, choices, overrides, in_sweep=True)
+
+
+def headers(group: str, name: str) -> list[list[str]]:
+    """The commands in the header of a configuration, without `hexiopt`."""
+    lines = (ROOT / "conf" / group / f"{name}.yaml").read_text().splitlines()
+    found = [shlex.split(line)[2:] for line in lines if line.startswith("#   hexiopt ")]
+    assert all(f"{group}={name}" in words for words in found)
+    return found
+
+
+def header(group: str, name: str) -> list[str]:
+    return headers(group, name)[0]
 
 
 def test_every_group_is_known_here() -> None:
     groups = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and any(path.glob("*.yaml"))}
-    assert groups - {"train"} == {"cluster", "model", "workload", "experiment"}
+    assert groups == {"cluster", "model", "workload", "experiment", "sweep", "hydra"}
+    assert config_names("") == sorted(VERBS), "a primary configuration a verb"
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -79,13 +97,42 @@ def test_every_solver_is_configured_by_the_parameters_of_its_dataclass(tmp_path:
     assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", slow_but(("even", "long_context", "hexiscale_case_study"), EXPERIMENTS))
 def test_every_experiment_runs_by_the_command_in_its_header(hexiopt: Run, name: str) -> None:
-    header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
-    line = next(line for line in header.splitlines() if line.startswith("#   hexiopt "))
-    assert f"experiment={name}" in line
-    ran = hexiopt(*line.split()[2:], "solver=local_search", *STEPS, "report=false")
+    ran = hexiopt(*header("experiment", name), *LESS.get(name, ()), "solver=local_search", *STEPS, "report=false")
     assert ran.code == 0, ran.err
+    assert (" jobs done" in ran.out) == (name in LESS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes_by_its_commands(hexiopt: Run, name: str) -> None:
+    for words in headers("experiment", name):
+        ran = hexiopt(*(word for word in words if word != "-m" and "," not in word), "--cfg", "job")
+        assert ran.code == 0, ran.err
+
+
+def test_seeds_are_a_sweep(hexiopt: Run) -> None:
+    ran = hexiopt(*header("sweep", "seeds"), "solver=random", "solver.max_steps=5", "bound.time_limit_s=0")
+    assert ran.code == 0, ran.err
+    assert "10 of 10 jobs done" in ran.out
+
+
+@pytest.mark.slow
+def test_optuna_draws_parameters(hexiopt: Run) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    ran = hexiopt(*header("sweep", "optuna"), "hydra.sweeper.n_trials=3", "solver.max_steps=20", "hydra.sweep.dir=out")
+    assert ran.code == 0, ran.err
+    assert "3 of 3 jobs done" in ran.out
+    drawn = [json.loads(path.read_text())["overrides"] for path in Path("out").glob("*/status.json")]
+    assert len({word for words in drawn for word in words if word.startswith("solver.hot=")}) == 3
+
+
+def test_slurm_runs_each_job_of_the_seeds(hexiopt: Run) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    ran = hexiopt("plan", "sweep=[seeds,slurm]", "cluster=small_mixed", "model=tiny", "--cfg", "hydra")
+    assert ran.code == 0, ran.err
+    for line in ("mode: MULTIRUN", "seed: range(10)", "timeout_min: 60", "name: plan"):
+        assert line in ran.out
 
 
 def test_the_even_experiment_takes_every_freedom(tmp_path: Path) -> None:

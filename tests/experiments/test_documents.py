@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.app.verb_help import READS
+from experiments.app.config import READS
 from experiments.app.verbs import VERBS
 from solvers.registry import BUILT_IN
 from tests.conftest import ROOT, Run

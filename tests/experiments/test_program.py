@@ -13,7 +13,7 @@ import pytest
 
 from experiments.app import common
 from experiments.app.common import worst
-from experiments.app.verb_help import READS
+from experiments.app.config import READS
 from experiments.app.verbs import VERBS
 from tests.conftest import ROOT, Ran, Run
 from tests.experiments.command_line import QUICK, STEPS, TINY, in_process, interrupted, refused

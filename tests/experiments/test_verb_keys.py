@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from experiments.app import hydra_app
-from experiments.app.config import Config
-from experiments.app.verb_help import READS, refuse_unread
+from experiments.app.config import READS, Config, Keys, schema
+from experiments.app.verb_help import refuse_unread
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError
 from runtime.launch.head import AfterFaults
 from tests.conftest import ROOT, Run
-from tests.experiments.command_line import SEARCHED
+from tests.experiments.command_line import SEARCHED, refused
 from tests.slow import slow_but
 
 SEARCH = (*SEARCHED, "solver.max_steps=20", "workload=small", "workload.global_batch=4", "hydra.run.dir=out")
@@ -51,13 +51,14 @@ torchrun --nproc_per_node 6 pretrain_gpt.py --num-layers 24 --hidden-size 1024 -
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The keys that jobs read from here on."""
     found, keys, run_verb = set[str](), {one.name for one in fields(Config)}, hydra_app.run_verb
-    looked_up = Config.__getattribute__
+    looked_up = Keys.__getattribute__
     listening = [False]
 
-    def looking_up(self: Config, name: str) -> Any:
+    def looking_up(self: Keys, name: str) -> Any:
+        value = looked_up(self, name)
         if listening[0] and name in keys:
             found.add(name)
-        return looked_up(self, name)
+        return value
 
     def run(verb: str, start: Any) -> Any:
         def started() -> Any:
@@ -71,7 +72,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             listening[0] = False
 
     monkeypatch.setattr(hydra_app, "run_verb", run)
-    monkeypatch.setattr(Config, "__getattribute__", looking_up)
+    monkeypatch.setattr(Keys, "__getattribute__", looking_up)
     return found
 
 
@@ -103,6 +104,18 @@ def test_a_verb_reads_what_the_table_says(
 def test_every_key_has_a_verb_and_every_verb_its_keys() -> None:
     assert list(READS) == list(VERBS)
     assert {key.partition(".")[0] for keys in READS.values() for key in keys} == {one.name for one in fields(Config)}
+    for verb in VERBS:
+        assert {one.name for one in fields(schema(verb))} == {key.partition(".")[0] for key in READS[verb]}
+    assert list(vars(schema("price")().constraints)) == ["memory_headroom"], "of a section, what the verb reads"
+    assert vars(schema("plan")().constraints) == vars(Config().constraints)
+
+
+@pytest.mark.parametrize("verb", slow_but(("plan", "discover"), VERBS))
+def test_the_configuration_of_a_verb_has_its_keys_alone(verb: str, hexiopt: Run) -> None:
+    ran = hexiopt(verb, "--cfg", "job")
+    assert ran.code == 0, ran.err
+    shown = {line.partition(":")[0] for line in ran.out.splitlines() if line and line[0] not in " -"}
+    assert shown == {key.partition(".")[0] for key in READS[verb]}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -121,9 +134,34 @@ def test_a_key_of_another_verb_is_refused_with_the_verb_that_has_it(verb: str) -
     refuse_unread(verb, ["hydra.run.dir=out", "experiment=even", "sweep.resume=true", "unknown=1"])
 
 
-def test_an_experiment_may_state_keys_of_several_verbs(hexiopt: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ("train:\n  steps: 3\n", "train: plan does not read it; hexiopt train does"),
+        ("seed: 3\nspace:\n  replica: false\n", "space.replica: unknown key; did you mean replicas?"),
+        ("defaults:\n  - override /sweep: nope\n", "sweep: 'nope' is not known; known: "),
+    ],
+)
+def test_a_wrong_key_of_an_experiment_is_one_line(hexiopt: Run, tmp_path: Path, stated: str, said: str) -> None:
     (tmp_path / "own" / "experiment").mkdir(parents=True)
-    shared = "# @package _global_\ntrain:\n  steps: 3\nwhatif:\n  factor: 5\nseed: 3\n"
-    (tmp_path / "own" / "experiment" / "shared.yaml").write_text(shared)
-    ran = hexiopt("plan", *SEARCH, "bound.time_limit_s=0", "report=false", "experiment=shared", "--config-dir", "own")
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{stated}")
+    assert said in refused(hexiopt("plan", *SEARCH, "experiment=mine", "--config-dir", "own"))
+
+
+def test_a_key_that_nobody_reads_cannot_be_added(hexiopt: Run) -> None:
+    for key in ("nope", "solver.nope", "workload.lora.nope"):
+        assert refused(hexiopt("plan", *SEARCH, f"+{key}=1")).startswith(f"hexiopt: {key}: unknown key; remove it")
+    assert "cluster=small_mixed: nope: unknown key" in refused(hexiopt("plan", *SEARCH, "cluster.nope=1"))
+
+
+def test_a_primary_configuration_of_ones_own(hexiopt: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - price\n  - _self_\nprint: full\n")
+    (tmp_path / "bare.yaml").write_text("seed: 3\n")
+    named = ("--config-dir", ".", "--config-name")
+    ran = hexiopt("price", *named, "mine", "--cfg", "job")
     assert ran.code == 0, ran.err
+    assert "print: full" in ran.out
+    assert "nope.json: the file does not exist" in refused(hexiopt("price", *named, "mine", "plan=nope.json"))
+    assert refused(hexiopt("price", *named, "bare")) == (
+        "hexiopt: --config-name: 'bare' is not a configuration of price; begin its defaults with - price\n"
+    )
