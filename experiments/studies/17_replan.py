@@ -1,24 +1,32 @@
-"""How much worse, and how much quicker, is replacing a plan after a change than planning from nothing?
+# %% [markdown]
+# # Replacing a plan after a change
+#
+# How much worse, and how much quicker, is replacing a plan after a change than planning from nothing?
+#
+# On each of four clusters a plan is searched. Then ten changes are drawn from a seed, one at a time: a device or a
+# machine is lost, or slow. For each, `hexiopt replan` begins from the plan that there was, with less than a third of
+# the time of a search from nothing.
 
-On each of four clusters a plan is searched. Then ten changes are drawn from a seed, one at a time: a device or a
-machine is lost, or slow. For each, `hexiopt replan` begins from the plan that there was, with less than a third of the
-time of a search from nothing.
-
-python -m experiments.studies replan          # about 7 minutes of two cores' CPU time; --quick: seconds
-"""
-
+# %%
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.figures import GRID, MARKERS, framed, hue, legend
-from experiments.studies.frame.search import SearchSpec
-from experiments.studies.frame.settings import OURS
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.figures import (
+    GRID,
+    MARKERS,
+    framed,
+    hue,
+    legend,
+)
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import OURS
+from experiments.studies.frame.search import measured, plan_of
+from experiments.studies.frame.settings import quick
 from experiments.studies.frame.words import change, share
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -31,11 +39,6 @@ _NEAR = 1.03  # times the step time of planning from nothing: what a replacement
 _SPEEDS = (0.3, 0.5, 0.7, 0.9)
 BEFORE, ANEW, REPLACED = "before", "from nothing", "replaced"
 LOST, SLOW = "lost", "slow"
-_NOTES = (
-    "Ratios are step times of the fastest replacement over those of the plan from nothing, by our cost model; below 0 "
-    "the replacement is the faster one. CPU time is that of all processes of a search, with what they load. Moving was "
-    "weighed with `replan.restart_s=0 replan.checkpoint_gb_per_s=null`, which are not the defaults."
-)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ PLACES = (
     Trained("hexiscale_setting_3", "llama_30b", Workload()),
     Trained("campus", "llama2_13b", Workload()),
 )
-QUICK = (Trained("small_mixed", "tiny", Workload(32, 512)),)
+TINY = (Trained("small_mixed", "tiny", Workload(32, 512)),)
 
 
 def changes(problem: Problem, number: int, seed: int) -> Iterator[tuple[str, str, Problem]]:
@@ -74,47 +77,37 @@ def changes(problem: Problem, number: int, seed: int) -> Iterator[tuple[str, str
             yield LOST, name, problem.replace(space=problem.space.replace(exclude=(*problem.space.exclude, name)))
 
 
-def searches(scale: Scale) -> list[SearchSpec]:
-    """The plan before, and after each change a plan from nothing and one that replaces it."""
-    found = []
-    for k, place in enumerate(QUICK if scale.quick else PLACES):
-        problem, limit_s = place.problem(), scale.limit_s(_LIMIT_S)
-        labels = {"cluster": place.cluster, "model": place.model, "kind": "", "change": "", "way": BEFORE}
-        before = replace(OURS.search(problem, limit_s, labels), cpu_time=True)
-        found.append(before)
-        for kind, said, changed in changes(problem, _QUICK_CHANGES if scale.quick else CHANGES, k):
-            own = {**labels, "kind": kind, "change": said}
-            anew = replace(before, problem=changed, labels={**own, "way": ANEW})
-            again = replace(anew, time_limit_s=_PART * limit_s, labels={**own, "way": REPLACED}, replaces=before)
-            found += [anew, again]
-    return found
-
-
-def report(rows: pd.DataFrame, scale: Scale) -> Sequence[Report]:
-    """By cluster, how far replacements are from plans from nothing, and what they cost."""
-    pairs = paired(rows)
-    cells = {}
-    for cluster, own in pairs.groupby("cluster", sort=False):
-        ratios = own["ratio"].dropna()
-        cells[cluster] = {
-            "changes": str(len(own)),
-            "within 3 %": f"{int((ratios <= _NEAR).sum())} of {len(ratios)}",
-            "median": change(ratios.median()),
-            "worst": change(ratios.max()),
-            "best": change(ratios.min()),
-            "CPU time": share(own["cpu_ratio"].median()),
-        }
-    each = pairs.set_index("change")[["cluster", "kind"]].assign(
-        ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(),
-        cpu=pairs["cpu_ratio"].map(share).to_numpy(),
+# %%
+places = TINY if quick() else PLACES
+before = [
+    replace(
+        OURS.search(
+            place.problem(),
+            _LIMIT_S,
+            {"cluster": place.cluster, "model": place.model, "kind": "", "change": "", "way": BEFORE},
+        ),
+        cpu_time=True,
     )
-    tables = {
-        "Step time of replacements over planning from nothing": pd.DataFrame(cells).T.rename_axis("cluster"),
-        "Every change": each.rename(columns={"ratio": "step time", "cpu": "CPU time"}),
-    }
-    return [Report(tables, claims(pairs), draw(pairs), _NOTES)]
+    for place in places
+]
+measured(before)  # whose plans are replaced
+
+# %%
+specs = list(before)
+for k, spec in enumerate(before):
+    plan = plan_of(spec)
+    for kind, words, changed in changes(spec.problem, _QUICK_CHANGES if quick() else CHANGES, k):
+        labels = {**spec.labels, "kind": kind, "change": words}
+        specs.append(replace(spec, problem=changed, labels={**labels, "way": ANEW}))
+        if plan is not None:
+            part_s = _PART * _LIMIT_S
+            specs.append(
+                replace(spec, problem=changed, time_limit_s=part_s, before=plan, labels={**labels, "way": REPLACED})
+            )
+rows = measured(specs)
 
 
+# %%
 def paired(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per change: step time and CPU time of the replacement over those of the plan from nothing."""
     keys = ["cluster", "kind", "change"]
@@ -168,5 +161,33 @@ def draw(pairs: pd.DataFrame) -> Figure:
     return figure
 
 
-TITLE = "Replacing a plan after a change"
-STUDY = Study("replan", TITLE, __doc__, searches, report, (BEFORE, ANEW, OURS.label, OURS.solver))
+# %%
+pairs = paired(rows)
+cells = {}
+for cluster, own in pairs.groupby("cluster", sort=False):
+    ratios = own["ratio"].dropna()
+    cells[cluster] = {
+        "changes": str(len(own)),
+        "within 3 %": f"{int((ratios <= _NEAR).sum())} of {len(ratios)}",
+        "median": change(ratios.median()),
+        "worst": change(ratios.max()),
+        "best": change(ratios.min()),
+        "CPU time": share(own["cpu_ratio"].median()),
+    }
+each = pairs.set_index("change")[["cluster", "kind"]].assign(
+    ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(),
+    cpu=pairs["cpu_ratio"].map(share).to_numpy(),
+)
+tables = {
+    "Step time of replacements over planning from nothing": pd.DataFrame(cells).T.rename_axis("cluster"),
+    "Every change": each.rename(columns={"ratio": "step time", "cpu": "CPU time"}),
+}
+show(tables, claims(pairs), draw(pairs))
+
+# %% [markdown]
+# Ratios are step times of the fastest replacement over those of the plan from nothing, by our cost model; below 0 the
+# replacement is the faster one. CPU time is that of all processes of a search, with what they load. Moving was weighed
+# with `replan.restart_s=0 replan.checkpoint_gb_per_s=null`, which are not the defaults.
+
+# %%
+conditions(specs, rows)

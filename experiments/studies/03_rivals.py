@@ -1,8 +1,9 @@
-"""How do our plans compare with those of other planners on the same mixed cluster, all priced by our cost model?
+# %% [markdown]
+# # Against other planners on the same mixed clusters
+#
+# How do our plans compare with those of other planners on the same mixed cluster, all priced by our cost model?
 
-python -m experiments.studies rivals          # about 7 minutes on two cores; --quick: seconds
-"""
-
+# %%
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +11,21 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import BAND, GRID, MARKERS, PAPER_COLOUR, framed, hue, legend, spread
+from experiments.studies.frame.figures import (
+    BAND,
+    GRID,
+    MARKERS,
+    PAPER_COLOUR,
+    framed,
+    hue,
+    legend,
+    spread,
+)
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS
 from experiments.studies.frame.rows import grid
-from experiments.studies.frame.search import BOUND, SearchSpec
-from experiments.studies.frame.settings import LOWER_BOUND, OURS, RIVALS, settings
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.search import BOUND, measured
+from experiments.studies.frame.settings import settings
 from experiments.studies.frame.words import share, times, tokens
 from hexiopt.report.style import INK, MUTED
 
@@ -27,40 +38,16 @@ _NOTES = (
     "Espresso. gap: no plan of any planner has a step time shorter than ours by more than this share."
 )
 
-
-def searches(scale: Scale) -> list[SearchSpec]:
-    """The portfolio, the bound and every rival on every setting."""
-    return [
-        planner.search(setting.problem(scale), scale.limit_s(limit_s), setting.labels)
-        for setting in settings(scale)
-        for planner, limit_s in _LIMITS_S.items()
-    ]
-
-
-def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Ratios of throughput, next to the paper's."""
-    ours = rows[rows["planner"] == OURS.label].set_index("setting")
-    gap = 1 - rows.groupby("setting", sort=False)["bound_s"].max() / ours["step_time_s"]
-    papers = [published.setting_figures(*pair) for pair in zip(ours["number"], ours["model"], strict=True)]
-    step_s = grid(rows[rows["solver"] != BOUND], "planner", "setting")
-    over = (step_s / step_s.loc[OURS.label]).drop(index=OURS.label)
-    mean = np.exp(np.log(over).mean(axis=1))
-    statuses = grid(rows, "planner", "setting", "status").map(lambda status: str(status).replace("_", " "))
-    theirs = over.map(times).where(over.notna(), statuses)
-    theirs["geometric mean"] = mean.map(times)
-    theirs["paper"] = [published.ratio_range("rivals") if label in _COMPARED else "" for label in theirs.index]
-    own = pd.DataFrame(
-        {
-            "ours: tokens/s": ours["tokens_per_s"].map(tokens),
-            "MFU": ours["mfu"].map(share),
-            "HexiScale's MFU (paper)": [share(paper.get("mfu", np.nan)) for paper in papers],
-            "gap": gap.map(share),
-        }
-    )
-    tables = {"Our plans": own, "Our throughput over theirs": theirs.rename_axis("ours over")}
-    return [Report(tables, claims(over, ours), draw(over, scale), _NOTES)]
+# %%
+specs = [
+    planner.search(setting.problem(), limit_s, setting.labels)
+    for setting in settings()
+    for planner, limit_s in _LIMITS_S.items()
+]
+rows = measured(specs)
 
 
+# %%
 def claims(over: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
     """The rivals of the paper against its range, every rival that beats ours, and every missing plan."""
     said = []
@@ -78,11 +65,11 @@ def claims(over: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
     return said
 
 
-def draw(over: pd.DataFrame, scale: Scale) -> Figure:
+def draw(over: pd.DataFrame) -> Figure:
     """Our throughput over every rival's: one row per rival, one mark per setting."""
     figure, (ax,) = framed(
         "Our plan against other planners' on the same mixed cluster",
-        f"Throughput by our cost model, ours over theirs; {scale.limit_s(10):g} s a rival, {scale.limit_s(20):g} s "
+        f"Throughput by our cost model, ours over theirs; {10:g} s a rival, {20:g} s "
         "ours; band: what the paper says of Metis, AMP and Espresso",
         height=6.4,
         width=9.5,
@@ -118,5 +105,27 @@ def draw(over: pd.DataFrame, scale: Scale) -> Figure:
     return figure
 
 
-TITLE = "Against other planners on the same mixed clusters"
-STUDY = Study("rivals", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))
+# %%
+ours = rows[rows["planner"] == OURS.label].set_index("setting")
+gap = 1 - rows.groupby("setting", sort=False)["bound_s"].max() / ours["step_time_s"]
+papers = [published.setting_figures(*pair) for pair in zip(ours["number"], ours["model"], strict=True)]
+step_s = grid(rows[rows["solver"] != BOUND], "planner", "setting")
+over = (step_s / step_s.loc[OURS.label]).drop(index=OURS.label)
+mean = np.exp(np.log(over).mean(axis=1))
+statuses = grid(rows, "planner", "setting", "status").map(lambda status: str(status).replace("_", " "))
+theirs = over.map(times).where(over.notna(), statuses)
+theirs["geometric mean"] = mean.map(times)
+theirs["paper"] = [published.ratio_range("rivals") if label in _COMPARED else "" for label in theirs.index]
+own = pd.DataFrame(
+    {
+        "ours: tokens/s": ours["tokens_per_s"].map(tokens),
+        "MFU": ours["mfu"].map(share),
+        "HexiScale's MFU (paper)": [share(paper.get("mfu", np.nan)) for paper in papers],
+        "gap": gap.map(share),
+    }
+)
+tables = {"Our plans": own, "Our throughput over theirs": theirs.rename_axis("ours over")}
+show(tables, claims(over, ours), draw(over), _NOTES)
+
+# %%
+conditions(specs, rows)

@@ -1,18 +1,26 @@
-"""Are uneven sequence layouts faster than Ring Attention, Ulysses and USP, which divide sequences evenly?
+# %% [markdown]
+# # Sequence layouts on long contexts
+#
+# Are uneven sequence layouts faster than Ring Attention, Ulysses and USP, which divide sequences evenly?
+#
+# On HexiSeq's mixed testbed (16K to 256K tokens), on its simulated clusters 1 to 3 (to 1,024K), and on its clusters 4
+# and 5 against homogeneous ones of similar FLOPS.
 
-On HexiSeq's mixed testbed (16K to 256K tokens), on its simulated clusters 1 to 3 (to 1,024K), and on its clusters 4
-and 5 against homogeneous ones of similar FLOPS.
-
-python -m experiments.studies long_context          # about 24 minutes on two cores; --quick: seconds
-"""
-
+# %%
 from dataclasses import replace
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import PAPER_COLOUR, framed, legend, line, relative_bars, sizes_axis
+from experiments.studies.frame.figures import (
+    PAPER_COLOUR,
+    framed,
+    legend,
+    line,
+    relative_bars,
+    sizes_axis,
+)
 from experiments.studies.frame.long_contexts import (
     BASELINE_S,
     BASELINES,
@@ -22,16 +30,16 @@ from experiments.studies.frame.long_contexts import (
     OURS_S,
     PAIRS,
     PARTNERS,
-    QUICK,
     SIMULATIONS,
     TESTBED,
     LongSetting,
+    chosen,
     context,
 )
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import LOWER_BOUND
 from experiments.studies.frame.rows import grid
-from experiments.studies.frame.search import BOUND, SearchSpec
-from experiments.studies.frame.settings import LOWER_BOUND
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.search import BOUND, SearchSpec, measured
 from experiments.studies.frame.words import bold, change, share, span, times, tokens
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.problem.problem import Problem
@@ -40,16 +48,13 @@ from solvers.sequence.token_allocation import RateTable
 _OURS, _HERE, _THERE = HEXISEQ.label, ", mixed", ", homogeneous"
 _LABELS = [planner.label for planner in BASELINES]
 _LIMITS_S = {HEXISEQ: OURS_S, **dict.fromkeys(BASELINES, BASELINE_S), LOWER_BOUND: BOUND_S}
-_SHARED = {
-    "testbed": ("On a mixed testbed of H100 and A100", TESTBED),
-    "simulations": ("On clusters of three and four GPU types", SIMULATIONS),
-}
 _NOTES = (
     "× is the throughput of our plan over that of the baseline, each with its full space: data-parallel degrees, "
     "micro-batch sizes, recompute, ZeRO and orders of tokens of its own. balance: the value of dividing compute by "
     "calibrated speeds over equal shares on all GPUs, without communication and memory. gap: of our plan to the best "
     "bound that any search or the bound of all plans has proven."
 )
+_LIMITS = f"{OURS_S:g} s a search of ours, {BASELINE_S:g} s of a baseline"
 _BY_PEAK = " × best by peak: the same where every type of GPU is as efficient as an A100."
 _PAIR_NOTES = (
     "× is the throughput of our plan on the mixed cluster over that on the homogeneous cluster; FLOPS: the ratio of "
@@ -59,30 +64,19 @@ _PAIR_NOTES = (
 )
 
 
-def searches(scale: Scale) -> list[SearchSpec]:
-    """The portfolio, every baseline and the bound in every setting of the three grids."""
-    found = []
-    for part, own in (("testbed", TESTBED), ("simulations", SIMULATIONS), ("pairs", PAIRS)):
-        settings = QUICK if scale.quick else own
-        peaks = () if part == "testbed" else tuple(replace(setting, by_peak=True) for setting in settings)
-        for setting in (*settings, *peaks):
-            found += _pair(setting, scale) if part == "pairs" else _contest(part, setting, scale)
-    return found
-
-
-def _contest(part: str, setting: LongSetting, scale: Scale) -> list[SearchSpec]:
-    problem = setting.problem(scale)
+def _contest(part: str, setting: LongSetting) -> list[SearchSpec]:
+    problem = setting.problem()
     labels = {**setting.labels, "part": part, "balance": balance(problem)}
-    return [planner.search(problem, scale.limit_s(limit_s), labels) for planner, limit_s in _LIMITS_S.items()]
+    return [planner.search(problem, limit_s, labels) for planner, limit_s in _LIMITS_S.items()]
 
 
-def _pair(setting: LongSetting, scale: Scale) -> list[SearchSpec]:
-    mixed, partner = setting.problem(scale), setting.problem(scale, cluster=PARTNERS[setting.cluster])
+def _pair(setting: LongSetting) -> list[SearchSpec]:
+    mixed, partner = setting.problem(), setting.problem(cluster=PARTNERS[setting.cluster])
     own, other = (one.cluster.total_peak_flops(one.workload.precision) for one in (mixed, partner))
     labels = {**setting.labels, "part": "pairs", "flops": own / other}
     placed = [(mixed, HEXISEQ, _HERE), (mixed, LOWER_BOUND, ""), *((partner, p, _THERE) for p in (HEXISEQ, *BASELINES))]
     return [
-        planner.search(problem, scale.limit_s(_LIMITS_S[planner]), {**labels, "where": planner.label + where})
+        planner.search(problem, _LIMITS_S[planner], {**labels, "where": planner.label + where})
         for problem, planner, where in placed
     ]
 
@@ -94,13 +88,16 @@ def balance(problem: Problem) -> float:
     return float(sequence_s.max() * (1.0 / sequence_s).mean())
 
 
-def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """One part per grid: ratios of throughput next to the paper's."""
-    parts = rows.groupby("part", sort=False)
-    limits = f"{scale.limit_s(OURS_S):g} s a search of ours, {scale.limit_s(BASELINE_S):g} s of a baseline"
-    return [_pairs(own, limits) if part == "pairs" else _shared(part, own, limits) for part, own in parts]
+# %%
+specs = []
+for part, own in (("testbed", TESTBED), ("simulations", SIMULATIONS), ("pairs", PAIRS)):
+    peaks = () if part == "testbed" else tuple(replace(setting, by_peak=True) for setting in chosen(own))
+    for setting in (*chosen(own), *peaks):
+        specs += _pair(setting) if part == "pairs" else _contest(part, setting)
+rows = measured(specs)
 
 
+# %%
 def contest(rows: pd.DataFrame) -> pd.DataFrame:
     """By setting: tokens/s of each planner, the best baseline, our ratio to it, our gap, and the value of balance."""
     found = grid(rows, "setting", "planner", "tokens_per_s")
@@ -112,10 +109,12 @@ def contest(rows: pd.DataFrame) -> pd.DataFrame:
     return found.join(ours[["mfu", "runtime_s", "balance", "place", "seq_len"]])
 
 
-def _shared(part: str, rows: pd.DataFrame, limits: str) -> Report:
-    paper, (title, _) = published.paper("hexiseq")[part], _SHARED[part]
-    own = contest(rows[rows["speeds"] == "calibrated"])
-    peaks = contest(rows[rows["speeds"] == "by peak"]) if (rows["speeds"] == "by peak").any() else None
+def show_contest(part: str, where: str) -> None:
+    """Show ours beside the baselines on the same clusters, `where` in words."""
+    paper, rows_of_part = published.paper("hexiseq")[part], rows[rows["part"] == part]
+    calibrated = rows_of_part["speeds"] == "calibrated"
+    own = contest(rows_of_part[calibrated])
+    peaks = None if calibrated.all() else contest(rows_of_part[~calibrated])
     cells = pd.DataFrame({"ours (tokens/s)": own[_OURS].map(tokens)})
     for label in _LABELS:
         if label in own:
@@ -136,8 +135,8 @@ def _shared(part: str, rows: pd.DataFrame, limits: str) -> Report:
             f"{IF_BY_PEAK}, ours would be {peaks['ratio'].mean():.2f} × as fast as the best baseline on average and "
             f"{peaks['ratio'].max():.2f} × at most ({peaks['ratio'].idxmax()})."
         )
-    figure = _draw(own, paper, f"Long contexts: {title[0].lower()}{title[1:]}", limits)
-    return Report({"": cells}, said, figure, _NOTES + (_BY_PEAK if peaks is not None else ""), title, part)
+    figure = _draw(own, paper, f"Long contexts: {where}")
+    show({"": cells}, said, figure, _NOTES + (_BY_PEAK if peaks is not None else ""), name=part)
 
 
 def claims(own: pd.DataFrame, paper: dict[str, float]) -> list[str]:
@@ -167,9 +166,9 @@ def claims(own: pd.DataFrame, paper: dict[str, float]) -> list[str]:
     return said + [f"No baseline has a plan at {setting}; ours has." for setting in alone]
 
 
-def _draw(own: pd.DataFrame, paper: dict[str, float], title: str, limits: str) -> Figure:
+def _draw(own: pd.DataFrame, paper: dict[str, float], title: str) -> Figure:
     """Throughput over the best baseline, and the certified gap, against the sequence length; one line per cluster."""
-    below = f"Throughput by our cost model over the best of {', '.join(_LABELS)}; {limits}"
+    below = f"Throughput by our cost model over the best of {', '.join(_LABELS)}; {_LIMITS}"
     figure, (left, right) = framed(title, below, columns=2)
     for k, (place, group) in enumerate(own.groupby("place", sort=False)):
         left.plot(group["seq_len"], group["ratio"], label=place, **line(k))
@@ -200,8 +199,11 @@ def pair(rows: pd.DataFrame) -> pd.DataFrame:
     return found.join(mixed["flops"].first())
 
 
-def _pairs(rows: pd.DataFrame, limits: str) -> Report:
-    own, peaks = (pair(rows[rows["speeds"] == speeds]) for speeds in ("calibrated", "by peak"))
+def show_pairs() -> None:
+    """Show mixed clusters beside homogeneous ones."""
+    own, peaks = (
+        pair(rows[(rows["part"] == "pairs") & (rows["speeds"] == speeds)]) for speeds in ("calibrated", "by peak")
+    )
     cells = pd.DataFrame({"FLOPS": own["flops"].map(change)})
     for name in (_OURS + _HERE, _OURS + _THERE, *(label + _THERE for label in _LABELS)):
         if name in own:
@@ -211,7 +213,7 @@ def _pairs(rows: pd.DataFrame, limits: str) -> Report:
     cells["× best by peak"], cells["× ours"] = peaks["ratio"].map(times), own["over_ours"].map(times)
     figure, (ax,) = framed(
         "Long contexts: mixed clusters against homogeneous ones of like FLOPS",
-        f"Throughput by our cost model over the best homogeneous baseline's; {limits}",
+        f"Throughput by our cost model over the best homogeneous baseline's; {_LIMITS}",
     )
     within = published.paper("hexiseq")["pairs"]
     ax.axhspan(1 - within, 1 + within, color=PAPER_COLOUR, zorder=0, label=f"paper: within {within:.1%}")
@@ -223,10 +225,10 @@ def _pairs(rows: pd.DataFrame, limits: str) -> Report:
     relative_bars(ax, bars.rename(index=lambda setting: setting.replace(" · ", "\n")))
     ax.set_ylabel("throughput (best baseline = 1)")
     legend(figure, ax, 3)
-    said, title = pair_claims(own), "Mixed clusters against homogeneous ones of like FLOPS"
+    said = pair_claims(own)
     if peaks["ratio"].notna().any():
         said.append(f"{IF_BY_PEAK}, mixed clusters would reach {span(peaks['ratio'], '.3f')} ×.")
-    return Report({"": cells}, said, figure, _PAIR_NOTES, title, "pairs")
+    show({"": cells}, said, figure, _PAIR_NOTES, name="pairs")
 
 
 def pair_claims(own: pd.DataFrame) -> list[str]:
@@ -249,7 +251,23 @@ def pair_claims(own: pd.DataFrame) -> list[str]:
     return said
 
 
-TITLE = "Sequence layouts on long contexts"
-STUDY = Study(
-    "long_context", TITLE, __doc__, searches, report, ("ours*", HEXISEQ.solver, BOUND, "calibrated", "by peak")
-)
+# %% [markdown]
+# ## On a mixed testbed of H100 and A100
+
+# %%
+show_contest("testbed", "on a mixed testbed of H100 and A100")
+
+# %% [markdown]
+# ## On clusters of three and four GPU types
+
+# %%
+show_contest("simulations", "on clusters of three and four GPU types")
+
+# %% [markdown]
+# ## Mixed clusters against homogeneous ones of like FLOPS
+
+# %%
+show_pairs()
+
+# %%
+conditions(specs, rows)

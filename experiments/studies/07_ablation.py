@@ -1,18 +1,24 @@
-"""What is each asymmetry worth? The portfolio plans without each freedom in turn, and without all of them.
+# %% [markdown]
+# # What each asymmetry is worth
+#
+# What is each asymmetry worth? The portfolio plans without each freedom in turn, and without all of them.
 
-python -m experiments.studies ablation          # about 5 minutes on two cores; --quick: seconds
-"""
-
+# %%
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.frame.figures import (
+    framed,
+    legend,
+    row_bars,
+)
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import credited, grid
-from experiments.studies.frame.search import SearchSpec
-from experiments.studies.frame.settings import OURS, first_models
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.search import measured
+from experiments.studies.frame.settings import first_models
 from experiments.studies.frame.words import change, span, tokens
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.report.style import FAINT
@@ -20,10 +26,6 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 
 _LIMIT_S = 10.0
 _SMALL = 0.0005  # losses below 0.05 % count as none
-_NOTES = (
-    "The increase of the step time over that in the whole plan space. A plan of a smaller space is in every larger "
-    "one, so a space is credited with the best plan of any search inside it; the CSV has each search's own result."
-)
 
 
 @dataclass(frozen=True)
@@ -62,49 +64,20 @@ SPACES = {
 }
 INSIDE = {name: [other for other in SPACES if own.holds(SPACES[other])] for name, own in SPACES.items()}
 
-
-def searches(scale: Scale) -> list[SearchSpec]:
-    """Every plan space, on the first model of every setting."""
-    return [
-        OURS.search(
-            setting.problem(scale, space=own.space, schedule=own.schedule),
-            scale.limit_s(_LIMIT_S),
-            {**setting.labels, "space": name},
-        )
-        for setting in first_models(scale)
-        for name, own in SPACES.items()
-    ]
-
-
-def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """The loss without each freedom."""
-    found = grid(rows, "space", "setting")
-    best = credited(found, INSIDE)
-    longer = (best / best.loc[UNSHARDED] - 1).drop(index=UNSHARDED)
-    per_s = rows.groupby("setting", sort=False)["tokens"].first() / best.loc[UNSHARDED]
-    whole = pd.DataFrame(
-        {
-            "whole plan space: tokens/s": per_s.map(tokens),
-            "its own search": (found.loc[UNSHARDED] / best.loc[UNSHARDED]).map(lambda ratio: change(ratio, 2)),
-        }
+# %%
+specs = [
+    OURS.search(
+        setting.problem(space=own.space, schedule=own.schedule),
+        _LIMIT_S,
+        {**setting.labels, "space": name},
     )
-    figure, (ax,) = framed(
-        "What each asymmetry is worth",
-        f"How much longer a step takes without it, by our cost model; portfolio, {scale.limit_s(_LIMIT_S):g} s a "
-        "search",
-        height=5.0,
-        width=9.5,
-    )
-    row_bars(ax, longer)
-    if NONE in longer.index:
-        ax.axhline(0.5, color=FAINT, linewidth=1)
-    ax.set_xlabel("longer step (%)")
-    legend(figure, ax, 4)
-    lost = (longer + 1).map(change).replace("", "no plan").rename_axis("without it")
-    tables = {"": whole.rename_axis("setting"), "How much longer a step takes": lost}
-    return [Report(tables, claims(found, best, longer), figure, _NOTES)]
+    for setting in first_models()
+    for name, own in SPACES.items()
+]
+rows = measured(specs)
 
 
+# %%
 def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> list[str]:
     """The value of all freedoms and of the most valuable one, those worth nothing, and searches that fell short."""
     said = []
@@ -127,5 +100,35 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
     return said
 
 
-TITLE = "What each asymmetry is worth"
-STUDY = Study("ablation", TITLE, __doc__, searches, report, (UNSHARDED, OURS.label, OURS.solver))
+# %%
+found = grid(rows, "space", "setting")
+best = credited(found, INSIDE)
+longer = (best / best.loc[UNSHARDED] - 1).drop(index=UNSHARDED)
+per_s = rows.groupby("setting", sort=False)["tokens"].first() / best.loc[UNSHARDED]
+whole = pd.DataFrame(
+    {
+        "whole plan space: tokens/s": per_s.map(tokens),
+        "its own search": (found.loc[UNSHARDED] / best.loc[UNSHARDED]).map(lambda ratio: change(ratio, 2)),
+    }
+)
+figure, (ax,) = framed(
+    "What each asymmetry is worth",
+    f"How much longer a step takes without it, by our cost model; portfolio, {_LIMIT_S:g} s a search",
+    height=5.0,
+    width=9.5,
+)
+row_bars(ax, longer)
+if NONE in longer.index:
+    ax.axhline(0.5, color=FAINT, linewidth=1)
+ax.set_xlabel("longer step (%)")
+legend(figure, ax, 4)
+lost = (longer + 1).map(change).replace("", "no plan").rename_axis("without it")
+tables = {"": whole.rename_axis("setting"), "How much longer a step takes": lost}
+show(tables, claims(found, best, longer), figure)
+
+# %% [markdown]
+# The increase of the step time over that in the whole plan space. A plan of a smaller space is in every larger one, so
+# a space is credited with the best plan of any search inside it; the CSV has each search's own result.
+
+# %%
+conditions(specs, rows)

@@ -1,28 +1,32 @@
-"""How good is the default on clusters as people have them: odd counts, several generations, halls, sites, spot markets?
+# %% [markdown]
+# # On irregular clusters
+#
+# How good is the default on clusters as people have them: odd counts, several generations, halls, sites, spot markets?
+#
+# Five shipped clusters of 120 to 960 GPUs that nobody laid out for training (`conf/cluster/`, made up). The portfolio
+# after several time limits and with several seeds, beside every baseline and the bound.
 
-Five shipped clusters of 120 to 960 GPUs that nobody laid out for training (`conf/cluster/`, made up). The portfolio
-after several time limits and with several seeds, beside every baseline and the bound.
-
-python -m experiments.studies irregular          # about 75 minutes on two cores; --seconds 10: ten times every limit
-"""
-
-from dataclasses import dataclass, replace
+# %%
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.figures import GRID, framed, hue, legend
+from experiments.studies.cases.fleets import FLEETS, TINY
+from experiments.studies.frame.figures import (
+    GRID,
+    framed,
+    hue,
+    legend,
+)
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS
 from experiments.studies.frame.rows import best_at, grid
-from experiments.studies.frame.search import BOUND, CPU_LIMITS, SearchSpec
-from experiments.studies.frame.settings import LOWER_BOUND, OURS, RIVALS
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.frame.search import BOUND, CPU_LIMITS, measured
+from experiments.studies.frame.settings import quick
 from experiments.studies.frame.words import change, seconds, share
-from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import Space
-from hexiopt.problem.workload import Workload
 from hexiopt.report.style import MUTED, count
 
 _LIMITS_S = {2.0: 5, 10.0: 5, 60.0: 2, 600.0: 1}  # of the portfolio: seconds, and at most so many seeds
@@ -34,71 +38,21 @@ _NOTES = (
     f"the best plan to the bound. {CPU_LIMITS}"
 )
 
-
-@dataclass(frozen=True)
-class Fleet:
-    """An irregular cluster, and what is trained on it."""
-
-    cluster: str
-    model: str
-    workload: Workload
-    exclude: tuple[str, ...] = ()
-
-    def problem(self) -> Problem:
-        """The problem."""
-        return Problem(named_cluster(self.cluster), named_model(self.model), self.workload, Space(exclude=self.exclude))
-
-
-_LONG = 8192
-FLEETS = (
-    Fleet("fleet", "llama3_70b", Workload(2048, _LONG), ("v100",)),
-    Fleet("fleet_quarter", "llama3_70b", Workload(512, _LONG), ("v100",)),
-    Fleet("two_sites", "llama3_70b", Workload(512, _LONG)),
-    Fleet("spot_mix", "llama3_70b", Workload(256, _LONG)),
-    Fleet("campus", "llama2_13b", Workload()),
-)
-QUICK = (Fleet("small_mixed", "tiny", Workload(32, 512)),)
+# %%
+specs = []
+for fleet in TINY if quick() else FLEETS:
+    problem, labels = fleet.problem(), {"cluster": fleet.cluster, "model": fleet.model}
+    for limit_s, seeds in _LIMITS_S.items():
+        own = {**labels, "limit": f"{limit_s:g} s"}
+        for seed in range(min(seeds, 2) if quick() else seeds):
+            specs.append(OURS.search(problem, limit_s, own, seed))
+    for planner, limit_s in ((LOWER_BOUND, _BOUND_S), *((other, _RIVAL_S) for other in RIVALS)):
+        specs.append(planner.search(problem, limit_s, {**labels, "limit": ""}))
+specs = [replace(one, cpu_time=True) for one in specs]
+rows = measured(specs)
 
 
-def searches(scale: Scale) -> list[SearchSpec]:
-    """The portfolio at every limit and seed, every baseline once, and the bound, on every cluster; limits count CPU
-    time, so that other work on the machine changes nothing."""
-    found = []
-    for fleet in QUICK if scale.quick else FLEETS:
-        problem, labels = fleet.problem(), {"cluster": fleet.cluster, "model": fleet.model}
-        for limit_s, seeds in _LIMITS_S.items():
-            own = {**labels, "limit": f"{scale.seconds * limit_s:g} s"}
-            for seed in range(min(seeds, scale.seeds)):
-                found.append(OURS.search(problem, scale.limit_s(limit_s), own, seed))
-        for planner, limit_s in ((LOWER_BOUND, _BOUND_S), *((other, _RIVAL_S) for other in RIVALS)):
-            found.append(planner.search(problem, scale.limit_s(limit_s), {**labels, "limit": ""}))
-    return [replace(one, cpu_time=True) for one in found]
-
-
-def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Step times by cluster and limit, and those of the others."""
-    ours, others = rows[rows["planner"] == OURS.label], rows[~rows["planner"].isin([OURS.label, BOUND])]
-    clusters = list(dict.fromkeys(rows["cluster"]))
-    bound_s = rows.groupby("cluster")["bound_s"].max()
-    best_s = rows.groupby("cluster")["step_time_s"].min()
-    cells: dict[str, dict[str, str]] = {}
-    for cluster in clusters:
-        own = ours[ours["cluster"] == cluster]
-        line = {"bound": seconds(bound_s[cluster]), "first plan": seconds(own["first_plan_s"].max())}
-        for limit, runs in own.groupby("limit", sort=False):
-            line[f"{limit}, {count(len(runs), 'seed')}"] = _spread(runs["step_time_s"])
-        line["gap"] = share(1 - bound_s[cluster] / own["step_time_s"].min())
-        cells[cluster] = line
-    step_s = grid(others, "planner", "cluster")
-    statuses = grid(others, "planner", "cluster", "status").map(lambda status: str(status).replace("_", " "))
-    beside = step_s.map(seconds).where(step_s.notna(), statuses)
-    tables = {
-        "Ours, by time limit": pd.DataFrame(cells).T.rename_axis("cluster"),
-        f"Others, after {scale.limit_s(_RIVAL_S):g} s": beside.rename_axis("planner"),
-    }
-    return [Report(tables, claims(ours, others, best_s), draw(rows, scale), _NOTES)]
-
-
+# %%
 def _spread(step_s: pd.Series) -> str:
     """The median, and the range where there are several; in how many runs there is no plan."""
     found = step_s.dropna()
@@ -128,12 +82,12 @@ def claims(ours: pd.DataFrame, others: pd.DataFrame, best_s: pd.Series) -> list[
     return said or ["Every run is within 3 % of the best plan known, and no baseline is ahead of any."]
 
 
-def draw(rows: pd.DataFrame, scale: Scale) -> Figure:
+def draw(rows: pd.DataFrame) -> Figure:
     """One panel per cluster: best step time over search time for every limit, the bound, the best baseline."""
     panels = rows.groupby("cluster", sort=False)
     figure, axes = framed(
         "Irregular clusters: the best plan so far",
-        f"Step time by our cost model; median and range of up to {count(scale.seeds, 'seed')} where all have a plan",
+        f"Step time by our cost model; median and range of up to {max(_LIMITS_S.values())} seeds where all have a plan",
         columns=len(panels),
         height=4.4,
         width=max(6.0, 3.1 * len(panels)),
@@ -173,5 +127,27 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     ax.grid(color=GRID)
 
 
-TITLE = "On irregular clusters"
-STUDY = Study("irregular", TITLE, __doc__, searches, report, (OURS.label, OURS.solver, BOUND))
+# %%
+ours, others = rows[rows["planner"] == OURS.label], rows[~rows["planner"].isin([OURS.label, BOUND])]
+clusters = list(dict.fromkeys(rows["cluster"]))
+bound_s = rows.groupby("cluster")["bound_s"].max()
+best_s = rows.groupby("cluster")["step_time_s"].min()
+cells: dict[str, dict[str, str]] = {}
+for cluster in clusters:
+    own = ours[ours["cluster"] == cluster]
+    line = {"bound": seconds(bound_s[cluster]), "first plan": seconds(own["first_plan_s"].max())}
+    for limit, runs in own.groupby("limit", sort=False):
+        line[f"{limit}, {count(len(runs), 'seed')}"] = _spread(runs["step_time_s"])
+    line["gap"] = share(1 - bound_s[cluster] / own["step_time_s"].min())
+    cells[cluster] = line
+step_s = grid(others, "planner", "cluster")
+statuses = grid(others, "planner", "cluster", "status").map(lambda status: str(status).replace("_", " "))
+beside = step_s.map(seconds).where(step_s.notna(), statuses)
+tables = {
+    "Ours, by time limit": pd.DataFrame(cells).T.rename_axis("cluster"),
+    f"Others, after {_RIVAL_S:g} s": beside.rename_axis("planner"),
+}
+show(tables, claims(ours, others, best_s), draw(rows), _NOTES)
+
+# %%
+conditions(specs, rows)

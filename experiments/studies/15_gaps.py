@@ -1,13 +1,14 @@
-"""What keeps our plans from their lower bounds? Each cause is taken away in turn, and plan and bound are sought again.
+# %% [markdown]
+# # What gaps consist of
+#
+# What keeps our plans from their lower bounds? Each cause is taken away in turn, and plan and bound are sought again.
+#
+# Networks between machines 100 times as fast take away messages and gradient sync, 16 times the memory takes away its
+# limit, and 8 times the batch spreads filling, gradient sync and optimizer over more work. A cause whose removal closes
+# the gap is what opened it. What remains without all three is due to whole layers and micro-batches, or to a loose
+# bound. A search six times as long shows how much is a plan not found.
 
-Networks between machines 100 times as fast take away messages and gradient sync, 16 times the memory takes away its
-limit, and 8 times the batch spreads filling, gradient sync and optimizer over more work. A cause whose removal closes
-the gap is what opened it. What remains without all three is due to whole layers and micro-batches, or to a loose bound.
-A search six times as long shows how much is a plan not found.
-
-python -m experiments.studies gaps          # about 9 minutes on two cores; --quick: seconds
-"""
-
+# %%
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
@@ -15,15 +16,18 @@ from functools import reduce
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.studies.frame.figures import framed, legend, row_bars
-from experiments.studies.frame.search import BOUND, CPU_LIMITS, SearchSpec
-from experiments.studies.frame.settings import LOWER_BOUND, OURS, first_models, synthetic
-from experiments.studies.frame.study import Report, Scale, Study
+from experiments.studies.cases.fleets import FLEETS
+from experiments.studies.cases.gaps import parts_of_step
+from experiments.studies.frame.figures import (
+    framed,
+    legend,
+    row_bars,
+)
+from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.planners import LOWER_BOUND, OURS
+from experiments.studies.frame.search import BOUND, CPU_LIMITS, measured
+from experiments.studies.frame.settings import first_models, quick, synthetic
 from experiments.studies.frame.words import seconds, share
-from experiments.studies.irregular import FLEETS
-from hexiopt.cost.breakdown import breakdown
-from hexiopt.cost.pricer import PlanPricer
-from hexiopt.plan.plan import Plan
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
@@ -92,38 +96,32 @@ RELAXED: Mapping[str, Callable[[Problem], Problem]] = {
 }
 
 
-def searches(scale: Scale) -> list[SearchSpec]:
-    """The portfolio and the bound on every problem, as it is and relaxed; the portfolio once more with more time."""
-    found = []
-    limit_s, bound_s = scale.limit_s(_LIMIT_S), scale.limit_s(_BOUND_S)
-    for name, problem in _problems(scale).items():
-        for without, relax in RELAXED.items():
-            labels = {"problem": name, "without": without}
-            found.append(OURS.search(relax(problem), limit_s, labels))
-            found.append(LOWER_BOUND.search(relax(problem), bound_s, labels))
-        longer = OURS.search(problem, _LONGER * limit_s, {"problem": name, "without": LONGER})
-        found.append(replace(longer, judge=parts_of_step))
-    return [replace(one, cpu_time=True) for one in found]
-
-
-def parts_of_step(problem: Problem, plan: Plan) -> dict[str, float]:
-    """The seconds of a plan's step by part, where a search has found it."""
-    pricer = PlanPricer(problem)
-    return dict(breakdown(pricer, plan, pricer.price(plan)).parts)
-
-
-def _problems(scale: Scale) -> dict[str, Problem]:
+def _problems() -> dict[str, Problem]:
     found = {
-        f"{setting.label}, {gbit} Gbit/s": setting.problem(replace(scale, inter_gb_per_s=gbit / 8))
+        f"{setting.label}, {gbit} Gbit/s": setting.problem(inter_gb_per_s=gbit / 8)
         for gbit in _GBIT_PER_S
-        for setting in first_models(scale)
+        for setting in first_models()
     }
-    if not scale.quick:
-        found["1,024 GPUs · llama2_13b"] = synthetic(1024, scale, "llama2_13b", Workload(8192))
+    if not quick():
+        found["1,024 GPUs · llama2_13b"] = synthetic(1024, "llama2_13b", Workload(8192))
         found |= {f"{fleet.cluster} · {fleet.model}": fleet.problem() for fleet in FLEETS}
     return found
 
 
+# %%
+specs = []
+for name, problem in _problems().items():
+    for without, relax in RELAXED.items():
+        labels = {"problem": name, "without": without}
+        specs.append(OURS.search(relax(problem), _LIMIT_S, labels))
+        specs.append(LOWER_BOUND.search(relax(problem), _BOUND_S, labels))
+    longer = OURS.search(problem, _LONGER * _LIMIT_S, {"problem": name, "without": LONGER})
+    specs.append(replace(longer, judge=parts_of_step))
+specs = [replace(one, cpu_time=True) for one in specs]
+rows = measured(specs)
+
+
+# %%
 def gaps(rows: pd.DataFrame) -> pd.DataFrame:
     """The gap of each problem (rows) without each cause (columns); NaN where there is no plan."""
     ours = rows[rows["solver"] == OURS.solver].pivot(index="problem", columns="without", values="step_time_s")
@@ -132,16 +130,6 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
     ours[LONGER] = ours[[LONGER, AS_IT_IS]].min(axis=1)  # the longer search holds the shorter one's plan
     order = [*RELAXED, LONGER]
     return (1 - bound[order] / ours[order].astype(float)).loc[list(dict.fromkeys(rows["problem"]))]
-
-
-def report(rows: pd.DataFrame, scale: Scale) -> list[Report]:
-    """Gaps by problem and by what is taken away."""
-    found = gaps(rows)
-    base = rows[(rows["solver"] == OURS.solver) & (rows["without"] == AS_IT_IS)].set_index("problem")["step_time_s"]
-    table = found.map(share)
-    table.insert(0, "step", [seconds(base[name]) or "no plan" for name in found.index])
-    tables = {"": table, "Where the step goes, and what of it the bound knows": step_parts(rows)}
-    return [Report(tables, claims(found), draw(found, scale), _NOTES)]
 
 
 def step_parts(rows: pd.DataFrame) -> pd.DataFrame:
@@ -172,11 +160,11 @@ def claims(found: pd.DataFrame) -> list[str]:
     return said
 
 
-def draw(found: pd.DataFrame, scale: Scale) -> Figure:
+def draw(found: pd.DataFrame) -> Figure:
     """Groups of bars, a problem each."""
     figure, (ax,) = framed(
         "What keeps plans from their lower bounds",
-        f"Gap with each cause taken away; portfolio {scale.limit_s(_LIMIT_S):g} s, bound {scale.limit_s(_BOUND_S):g} s",
+        f"Gap with each cause taken away; portfolio {_LIMIT_S:g} s, bound {_BOUND_S:g} s",
         height=1.6 + 0.75 * len(found),
         width=9.5,
     )
@@ -186,4 +174,13 @@ def draw(found: pd.DataFrame, scale: Scale) -> Figure:
     return figure
 
 
-STUDY = Study("gaps", "What gaps consist of", __doc__, searches, report, (AS_IT_IS, OURS.solver, BOUND))
+# %%
+found = gaps(rows)
+base = rows[(rows["solver"] == OURS.solver) & (rows["without"] == AS_IT_IS)].set_index("problem")["step_time_s"]
+table = found.map(share)
+table.insert(0, "step", [seconds(base[name]) or "no plan" for name in found.index])
+tables = {"": table, "Where the step goes, and what of it the bound knows": step_parts(rows)}
+show(tables, claims(found), draw(found), _NOTES)
+
+# %%
+conditions(specs, rows)
