@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 
 import hexiopt as hx
-from experiments.studies.mixtures import by_columns
+from experiments.studies.cases.mixtures import by_columns
 
 CONFIG = {
     "architectures": ["GptOssForCausalLM"],

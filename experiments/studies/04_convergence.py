@@ -108,6 +108,9 @@ table = pd.DataFrame(cells).T.rename_axis("setting").assign(paper=published.rati
 verdicts = [published.verdict("Random partition", own, "random", planner) for planner, own in means.items()]
 show({"": table}, [*verdicts, *said], draw(rows))
 
+# %%
+assert quick() or min(means[PLANNERS[2].label]) > 1.0, "The portfolio is ahead of random partitions."
+
 # %% [markdown]
 # Tokens/s are geometric means over the seeds, × of the ratios to random partition with the same seed (range in
 # brackets). *catches up* is the median time after which a search is as good as random partition after its whole time.

@@ -150,4 +150,10 @@ tables = {
 show(tables, claims(ours, others, best_s), draw(rows), _NOTES)
 
 # %%
+medians_s = ours[ours["limit"] == "10 s"].groupby("cluster")["step_time_s"].median()
+assert (
+    quick() or (others["step_time_s"] >= others["cluster"].map(medians_s)).loc[others["step_time_s"].notna()].all()
+), "After 10 s no baseline is ahead of the median."
+
+# %%
 conditions(specs, rows)

@@ -135,6 +135,12 @@ bounds.index = bounds.index.map("{:,}".format)
 tables = {"Bounds": bounds.rename_axis("GPUs"), "Solvers": cells.set_index("GPUs")}
 show(tables, claims(solvers), draw(solvers))
 
+# %%
+large = grid(solvers[solvers["gpus"] >= 256], "gpus", "solver")
+assert quick() or (large[OURS.solver] <= large.min(axis=1) * (1 + 1e-9)).all(), (
+    "The portfolio is the best from 256 GPUs."
+)
+
 # %% [markdown]
 # first plan: seconds to the first plan; settled: seconds until the search was within 1 % of its final plan; search:
 # seconds in total; gap: to the best bound that any solver or the linear program has proven for that size; memory: peak

@@ -18,7 +18,7 @@ from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import credited, grid
 from experiments.studies.frame.search import measured
-from experiments.studies.frame.settings import first_models
+from experiments.studies.frame.settings import first_models, quick
 from experiments.studies.frame.words import change, span, tokens
 from hexiopt.problem.space import SWITCHES, Space
 from hexiopt.report.style import FAINT
@@ -125,6 +125,10 @@ legend(figure, ax, 4)
 lost = (longer + 1).map(change).replace("", "no plan").rename_axis("without it")
 tables = {"": whole.rename_axis("setting"), "How much longer a step takes": lost}
 show(tables, claims(found, best, longer), figure)
+
+# %%
+assert (longer.stack() >= -1e-9).all(), "The whole space holds every other."
+assert quick() or longer.loc[NONE].min() > 0.1, "All freedoms together are worth a tenth of a step and more."
 
 # %% [markdown]
 # The increase of the step time over that in the whole plan space. A plan of a smaller space is in every larger one, so

@@ -91,6 +91,10 @@ cells = gain.map(lambda ratio: "no plan" if pd.isna(ratio) else f"{ratio:.3f} ×
 tables = {"Tokens/s": pd.DataFrame(ends).rename_axis("setting"), "Throughput over even layouts": cells}
 show(tables, said, figure)
 
+# %%
+assert (gain.stack() >= 1 - 1e-9).all(), "Every variant holds even layouts."
+assert quick() or (gain.loc["uneven tokens only"] > 0.95 * gain.loc[ALL]).all(), "Nearly all comes from uneven tokens."
+
 # %% [markdown]
 # Throughput over that of even layouts, which have equally many tokens and heads on every device and groups of one size.
 # A layout with fewer freedoms is valid with more, so a variant is credited with the best plan of any search inside it;

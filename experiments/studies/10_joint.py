@@ -84,6 +84,9 @@ ax.set_ylabel("throughput (better single way = 1)")
 legend(figure, ax, 3)
 show({"": cells}, claims(per_s[TOGETHER], single, together["place"]), figure)
 
+# %%
+assert quick() or (per_s[TOGETHER] > single).mean() > 0.5, "Joint plans beat both others on most clusters."
+
 # %% [markdown]
 # pipelines only: the portfolio without sequence layouts; sequence only: `hexiseq` with data-parallel pipelines of one
 # stage each, as in its paper; joint: the portfolio, which decides stage by stage between tensor parallelism and a

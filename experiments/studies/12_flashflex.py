@@ -84,6 +84,9 @@ said = [
 ]
 show({"": cells}, said, figure)
 
+# %%
+assert quick() or over[_RULE].min() > 1.5, "A plan made for FlashFlex's rule is well ahead of FlashFlex's."
+
 # %% [markdown]
 # Tokens/s by FlashFlex's formulas; × is the ratio to FlashFlex's plan. *FlashFlex* is its released search, corrected to
 # count only the sequences that it processes, 30 iterations for each of 1 to 8 pipelines; *annealer* is an earlier,

@@ -134,6 +134,9 @@ cells["after"] = proof["runtime_s"].map(seconds)
 tables = {"Problems": cells, "Solvers": pd.DataFrame(dict(_summaries(rows))).T.rename_axis("solver")}
 show(tables, claims(rows, gap), draw(gap))
 
+# %%
+assert quick() or (gap <= _CLOSE).mean() > 0.8, "Most small problems are proven to within 1 %."
+
 # %% [markdown]
 # gap: upper bound on the distance of a row's best plan to the optimum, by the best bound that a solver has proven;
 # after: the seconds of the search that proved it. + is over the best step time of the row. states: unsharded model

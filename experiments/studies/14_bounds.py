@@ -92,6 +92,10 @@ gap = pd.Series(gaps)
 table = pd.DataFrame(cells).T.droplevel(1).rename_axis("problem")
 show({"": table}, claims(gap), draw(gap))
 
+# %%
+assert (gap.dropna() >= 0.0).all(), "A bound is below every plan."
+assert quick() or gap.xs(100, level=1).max() < 0.3, "At 100 Gbit/s less than 30 % is left open."
+
 # %% [markdown]
 # gap: the most by which the best plan's step may be shorter than ours of seed 0. compute bound: all devices compute all
 # the time; certified bound: the linear program over chains of stages, with its seconds in brackets. The program mixes

@@ -183,4 +183,8 @@ tables = {"": table, "Where the step goes, and what of it the bound knows": step
 show(tables, claims(found), draw(found), _NOTES)
 
 # %%
+assert (found.stack() >= -1e-9).all(), "A bound is below every plan."
+assert quick() or found[ALL].max() < 0.1, "Without all three causes less than 10 % remain."
+
+# %%
 conditions(specs, rows)

@@ -116,4 +116,8 @@ tables = {
 show(tables, claims(best_s, searched_s, means), draw(over), _NOTES)
 
 # %%
+assert (over.loc[:, BOTH].dropna() <= 1 + 1e-9).all(), "Freedoms cost nothing in the best of all plans."
+assert quick() or means.at[SLOW, BOTH] < 0.9, "Both freedoms gain a tenth on slow networks."
+
+# %%
 conditions(specs, rows)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.studies.cases.cards import BATCH, COLUMNS, FLEETS, MODELS, RANK, SEQ_LEN, STORAGES, owners
+from experiments.studies.cases.cards import BATCH, COLUMNS, FLEETS, MAP, MODELS, RANK, SEQ_LEN, STORAGES, owners
 from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
@@ -106,6 +106,9 @@ for fleet, own in over.groupby(level=0, sort=False):
     cells = pd.DataFrame({"ours: tokens/s": ours.map(tokens), "matrices": fastest}, index=ours.index)
     tables[str(fleet)] = cells.join(theirs.where(ours.notna(), "")).rename_axis("model")
 show(tables, claims(over, best["tokens_per_s"]), draw(over), _NOTES)
+
+# %%
+assert quick() or over[MAP].min() > 1.0, "Every plan is faster than device_map."
 
 # %%
 conditions(specs, rows)

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.quick and options.publish:
             raise InputError("--publish: --quick measures nothing worth publishing; leave one out")
         for name in SOURCES if "all" in options.names else dict.fromkeys(options.names):
-            command = ["python -m experiments.studies", name, *(word for word in words if word not in (*SOURCES, "all"))]
-            page = run(SOURCES[name], " ".join(command))
+            more = [word for word in words if word not in (*SOURCES, "all")]
+            page = run(SOURCES[name], " ".join(["python -m experiments.studies", name, *more]))
             failed = faults(name, page)
             problems += failed
             for folder in [options.out / name, *([DOCS] if options.publish and not failed else [])]:

@@ -73,8 +73,9 @@ def run(source: Path, command: str) -> Page:
     _shown.clear()
     for k, cell in enumerate(jupytext.read(source, fmt="py:percent").cells):
         if cell.cell_type == "markdown":
-            if cell.source.startswith("# "):  # the title has no empty line before it
-                title = cell.source.splitlines()[0].removeprefix("# ")
+            if cell.source.startswith("#"):
+                title = cell.source.splitlines()[0].lstrip("# ")
+            if cell.source.startswith("# "):  # no empty line before the title of the page
                 parts[0] += f"\n{cell.source}"
             else:
                 parts.append(cell.source)
@@ -103,7 +104,7 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame) -> None:
     problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
     budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
-    steps = sorted({spec.job.budget.max_steps for spec in specs} - {None})
+    steps = sorted({spec.job.budget.max_steps or 0 for spec in specs} - {0})
     budgets += [f"but the searches end after {' or '.join(map(str, steps))} steps"] if steps else []
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
     plans = " or ".join(dict.fromkeys(problem.plans_in_words for problem in problems))
