@@ -171,7 +171,7 @@ class SweepJob:
             if result.plan is not None and result.cost is not None:
                 record = solver_to_dict(result, foreign_name(judge, self.problem))
                 write_plan(folder / self.key / PLAN_FILE, self.problem, result.plan, result.cost, record)
-                judged = self._judged(self.problem, result.plan)
+                judged = self._judge(self.problem, result.plan)
             if stopped:
                 return end(INTERRUPTED, "interrupted; the best plan so far is kept", result)
             code, reason = (3, f"{result.status}: {result.reason}") if result.plan is None else (0, "")
@@ -214,7 +214,7 @@ class SweepJob:
         spent_s = search_clock_s() - began_s
         return replace(searches[0], plan=best.plan, cost=best.cost, runtime_s=spent_s, steps=steps)
 
-    def _judged(self, problem: Problem, plan: Plan) -> dict[str, Any]:
+    def _judge(self, problem: Problem, plan: Plan) -> dict[str, Any]:
         """What the judge says of a plan, as a status has it: null for what is no number."""
         if self.judge is None:
             return {}
@@ -281,10 +281,10 @@ def job_from_dict(data: Mapping[str, Any]) -> SweepJob:
         data.get("pricer"),
         data.get("judge"),
         data.get("cpu_time", False),
-        _placed(data["before"]) if "before" in data else None,
+        _read_placed_plan(data["before"]) if "before" in data else None,
     )
 
 
-def _placed(data: Mapping[str, Any]) -> PlacedPlan:
+def _read_placed_plan(data: Mapping[str, Any]) -> PlacedPlan:
     file = plan_file_from_section(Section(data, "before"))
     return PlacedPlan.of(file.problem, file.plan, file.solver)

@@ -153,7 +153,7 @@ def main(folder: Path, isolated: bool) -> None:
         threading.Thread(target=read, daemon=True).start()
         while not interrupt.pressed:
             job = job_from_dict(json.loads(lines.get()))
-            run = _run_in_fork if isolated else _run
+            run = run_in_fork if isolated else _run
             print(run(job, folder, interrupt), file=answers, flush=True)
 
 
@@ -161,7 +161,7 @@ def _run(job: SweepJob, folder: Path, interrupt: Interrupt) -> int:
     return job.run(folder, lambda _: not interrupt.pressed)
 
 
-def _run_in_fork(job: SweepJob, folder: Path, interrupt: Interrupt) -> int:
+def run_in_fork(job: SweepJob, folder: Path, interrupt: Interrupt) -> int:
     """Run a job in a fork, which gets this process's interrupts, and is ended where it is much too late."""
     began_s, passed_on = time.monotonic(), False
     child = os.fork()

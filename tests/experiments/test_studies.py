@@ -27,7 +27,7 @@ from experiments.studies.frame.words import change, hardware, markdown, share, s
 from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES
-from hexiopt.study.jobs import SweepJob
+from hexiopt.study.workers import JobProcesses
 from solvers import registry
 from tests.conftest import ROOT, STRESS
 from tests.experiments.made_up import Labels, claims_of, run_made_up
@@ -140,7 +140,7 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
         assert status["measured"]["cpu_s"] > 0
         assert 0.01 < status["measured"]["peak_gib"] < 8
     before = (tmp_path / "joint" / "joint.md").read_bytes()
-    monkeypatch.setattr(SweepJob, "to_dict", lambda self: pytest.fail("a search was run again") or {})
+    monkeypatch.setattr(JobProcesses, "run", lambda _: pytest.fail("a search was run again"))
     assert main(command) == 0
     assert "0 of 4 searches to run" in capsys.readouterr().err
     assert (tmp_path / "joint" / "joint.md").read_bytes() == before

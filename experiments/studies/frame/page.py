@@ -85,8 +85,9 @@ def run(source: Path, command: str) -> Page:
         try:
             exec(compile(cell.source, place, "exec"), page.names)
         except AssertionError as error:
-            line = traceback.extract_tb(error.__traceback__)[-1].line
-            page.broken.append(f"{place}: {error or line}")
+            at = [frame.lineno or 1 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+            line = cell.source.splitlines()[at[-1] - 1]
+            page.broken.append(f"{place}: {error if error.args else line}")
         for part in _shown:
             if not isinstance(part, str):
                 name, caption, figure = part
