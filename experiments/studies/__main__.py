@@ -17,6 +17,7 @@ import hexiopt
 from experiments.studies import SOURCES
 from experiments.studies.frame.page import Page, run
 from experiments.studies.frame.search import ANY_CODE, FOLDER
+from experiments.studies.frame.settings import quick
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import write_text
 
@@ -31,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update({FOLDER: str(options.out / "searches"), **{name: flag for name, flag in flags.items() if flag}})
     problems: list[str] = []
     try:
-        if options.quick and options.publish:
-            raise InputError("--publish: --quick measures nothing worth publishing; leave one out")
+        if quick() and options.publish:
+            raise InputError("--publish: a quick study measures nothing worth publishing; leave out --quick, or QUICK")
         for name in SOURCES if "all" in options.names else dict.fromkeys(options.names):
             more = [word for word in words if word not in (*SOURCES, "all")]
             page = run(SOURCES[name], " ".join(["python -m experiments.studies", name, *more]))
