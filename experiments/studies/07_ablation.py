@@ -97,6 +97,12 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
                 f"which “{found[setting].idxmin()}” gave."
             )
         said += [f"Setting {setting} has no plan found in “{name}”." for name in best.index[best[setting].isna()]]
+    if NONE in longer.index and longer.loc[NONE].notna().any():
+        sums = single.drop(index="1F1B only", errors="ignore").sum()
+        said.append(
+            f"Single losses sum to {span(sums, '.1%')}, and together they are {span(longer.loc[NONE], '.1%')}: one freedom "
+            "may make up for another."
+        )
     return said
 
 
