@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import (
-    PAPER_COLOUR,
-    framed,
-    legend,
-    relative_bars,
-)
+from experiments.studies.frame.figures import PAPER_COLOUR, framed, legend, relative_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import HOMOGENEOUS, OURS
 from experiments.studies.frame.rows import grid

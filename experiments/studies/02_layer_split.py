@@ -14,11 +14,7 @@ from dataclasses import replace
 import pandas as pd
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, legend, row_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import credited, grid

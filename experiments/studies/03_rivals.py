@@ -11,16 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import (
-    BAND,
-    GRID,
-    MARKERS,
-    PAPER_COLOUR,
-    framed,
-    hue,
-    legend,
-    spread,
-)
+from experiments.studies.frame.figures import BAND, GRID, MARKERS, PAPER_COLOUR, framed, hue, legend, spread
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS
 from experiments.studies.frame.rows import grid

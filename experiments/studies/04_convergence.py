@@ -11,12 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import (
-    GRID,
-    framed,
-    hue,
-    legend,
-)
+from experiments.studies.frame.figures import GRID, framed, hue, legend
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS, Planner
 from experiments.studies.frame.rows import best_at, time_to_s

@@ -15,12 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.cases.fleets import FLEETS, TINY
-from experiments.studies.frame.figures import (
-    GRID,
-    framed,
-    hue,
-    legend,
-)
+from experiments.studies.frame.figures import GRID, framed, hue, legend
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS
 from experiments.studies.frame.rows import best_at, grid

@@ -10,13 +10,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.studies.frame.figures import (
-    framed,
-    gpus_axis,
-    legend,
-    line,
-    seconds_axis,
-)
+from experiments.studies.frame.figures import framed, gpus_axis, legend, line, seconds_axis
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import grid, time_to_s

@@ -9,11 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, legend, row_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import credited, grid
@@ -66,11 +62,7 @@ INSIDE = {name: [other for other in SPACES if own.holds(SPACES[other])] for name
 
 # %%
 specs = [
-    OURS.search(
-        setting.problem(space=own.space, schedule=own.schedule),
-        _LIMIT_S,
-        {**setting.labels, "space": name},
-    )
+    OURS.search(setting.problem(space=own.space, schedule=own.schedule), _LIMIT_S, {**setting.labels, "space": name})
     for setting in first_models()
     for name, own in SPACES.items()
 ]
@@ -100,8 +92,8 @@ def claims(found: pd.DataFrame, best: pd.DataFrame, longer: pd.DataFrame) -> lis
     if NONE in longer.index and longer.loc[NONE].notna().any():
         sums = single.drop(index="1F1B only", errors="ignore").sum()
         said.append(
-            f"Single losses sum to {span(sums, '.1%')}, and together they are {span(longer.loc[NONE], '.1%')}: one freedom "
-            "may make up for another."
+            f"Single losses sum to {span(sums, '.1%')}, and together they are {span(longer.loc[NONE], '.1%')}: one "
+            "freedom may make up for another."
         )
     return said
 

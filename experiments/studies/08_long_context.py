@@ -13,14 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import (
-    PAPER_COLOUR,
-    framed,
-    legend,
-    line,
-    relative_bars,
-    sizes_axis,
-)
+from experiments.studies.frame.figures import PAPER_COLOUR, framed, legend, line, relative_bars, sizes_axis
 from experiments.studies.frame.long_contexts import (
     BASELINE_S,
     BASELINES,

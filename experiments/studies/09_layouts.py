@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, legend, row_bars
 from experiments.studies.frame.long_contexts import ABLATION, OURS_S, chosen
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.rows import credited, grid

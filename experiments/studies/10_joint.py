@@ -10,11 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    relative_bars,
-)
+from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.long_contexts import BOUND_S, JOINT, LAYOUTS, chosen
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.rows import grid
@@ -35,10 +31,7 @@ WAYS = {
 # %%
 specs = [
     SearchSpec(
-        setting.problem(space=space),
-        solver,
-        limit_s,
-        {"setting": setting.label, "place": setting.place, "way": way},
+        setting.problem(space=space), solver, limit_s, {"setting": setting.label, "place": setting.place, "way": way}
     )
     for setting in chosen(JOINT)
     for way, (solver, space, limit_s) in WAYS.items()

@@ -10,13 +10,7 @@
 import pandas as pd
 
 from experiments.studies.frame import published
-from experiments.studies.frame.figures import (
-    framed,
-    gpus_axis,
-    legend,
-    line,
-    seconds_axis,
-)
+from experiments.studies.frame.figures import framed, gpus_axis, legend, line, seconds_axis
 from experiments.studies.frame.long_contexts import BASELINES, GLOBAL_BATCH, HEXISEQ, LAYOUTS
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.rows import grid

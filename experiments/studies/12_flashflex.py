@@ -14,11 +14,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.studies.cases.flashflex import by_rule, judged, problem_of, read_rows
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    relative_bars,
-)
+from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec, measured
@@ -34,12 +30,7 @@ rows = read_rows()[: 1 if quick() else None]
 limit_s = _LIMIT_S
 specs = [
     SearchSpec(
-        problem_of(row),
-        "portfolio",
-        limit_s,
-        {"row": k, "search": name, **vars(row)},
-        pricer=pricer,
-        judge=judged,
+        problem_of(row), "portfolio", limit_s, {"row": k, "search": name, **vars(row)}, pricer=pricer, judge=judged
     )
     for k, row in enumerate(rows, start=1)
     for name, pricer in ((_FORMULAS, FlashFlexPricer), (_RULE, by_rule), (_OWN, None))

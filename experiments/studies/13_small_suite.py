@@ -15,10 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.cases.small_suite import small_problems, tightness
-from experiments.studies.frame.figures import (
-    framed,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, row_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import SearchSpec, measured

@@ -10,10 +10,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.studies.frame.figures import (
-    framed,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, row_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS
 from experiments.studies.frame.search import BOUND, measured

@@ -18,11 +18,7 @@ from matplotlib.figure import Figure
 
 from experiments.studies.cases.fleets import FLEETS
 from experiments.studies.cases.gaps import parts_of_step
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    row_bars,
-)
+from experiments.studies.frame.figures import framed, legend, row_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS
 from experiments.studies.frame.search import BOUND, CPU_LIMITS, measured

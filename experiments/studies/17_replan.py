@@ -16,13 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.figures import (
-    GRID,
-    MARKERS,
-    framed,
-    hue,
-    legend,
-)
+from experiments.studies.frame.figures import GRID, MARKERS, framed, hue, legend
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.search import measured, plan_of
@@ -175,8 +169,7 @@ for cluster, own in pairs.groupby("cluster", sort=False):
         "CPU time": share(own["cpu_ratio"].median()),
     }
 each = pairs.set_index("change")[["cluster", "kind"]].assign(
-    ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(),
-    cpu=pairs["cpu_ratio"].map(share).to_numpy(),
+    ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(), cpu=pairs["cpu_ratio"].map(share).to_numpy()
 )
 tables = {
     "Step time of replacements over planning from nothing": pd.DataFrame(cells).T.rename_axis("cluster"),

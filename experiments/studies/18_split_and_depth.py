@@ -17,11 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.cases.split_and_depth import ALL, BOTH, FAST, MODES, NEITHER, SLOW, problems, step_times
-from experiments.studies.frame.figures import (
-    framed,
-    legend,
-    relative_bars,
-)
+from experiments.studies.frame.figures import framed, legend, relative_bars
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import grid

@@ -18,22 +18,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.cases.mixtures import (
-    by_columns,
-    in_flagscale,
-    memory_bytes,
-    places,
-    state_bytes,
-)
-from experiments.studies.frame.figures import (
-    BAND,
-    GRID,
-    MARKERS,
-    framed,
-    hue,
-    legend,
-    spread,
-)
+from experiments.studies.cases.mixtures import by_columns, in_flagscale, memory_bytes, places, state_bytes
+from experiments.studies.frame.figures import BAND, GRID, MARKERS, framed, hue, legend, spread
 from experiments.studies.frame.page import conditions, show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS, Planner
 from experiments.studies.frame.rows import grid

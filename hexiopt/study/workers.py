@@ -172,6 +172,8 @@ def run_in_fork(job: SweepJob, folder: Path, interrupt: Interrupt) -> int:
             code = _run(job, folder, interrupt)
         finally:
             os._exit(code)
+    with suppress(OSError):  # whichever of the two comes first
+        os.setpgid(child, child)
     _children.add(child)
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         late_s = time.monotonic() - began_s

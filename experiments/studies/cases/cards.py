@@ -92,11 +92,7 @@ def proportional_layers(problem: Problem, devices: Sequence[int]) -> Split | Non
 def owners(problem: Problem, plan: Plan) -> dict[str, float]:
     """Tokens per second of what owners do beside a plan; NaN where it fits no card."""
     prices = Prices(problem)
-    return {
-        COLUMNS[MAP]: device_map(prices),
-        COLUMNS[EQUAL]: equal_batches(prices),
-        COLUMNS[BEST]: best_card(prices),
-    }
+    return {COLUMNS[MAP]: device_map(prices), COLUMNS[EQUAL]: equal_batches(prices), COLUMNS[BEST]: best_card(prices)}
 
 
 class Prices:

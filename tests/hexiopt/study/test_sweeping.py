@@ -189,6 +189,44 @@ def test_ctrl_c_keeps_the_running_jobs_best_plan(log: Path, tmp_path: Path) -> N
         assert hx.load_plan(status.parent / "plan.json").cost.fits
 
 
+ISOLATED = """
+import signal, sys, hexiopt as hx
+from pathlib import Path
+from hexiopt.solving import Budget
+from hexiopt.study.jobs import SweepJob
+from hexiopt.study.sweep import run_jobs
+signal.signal(signal.SIGINT, signal.default_int_handler)
+problem = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
+jobs = [SweepJob((f"seed={seed}",), problem, "portfolio", seed, Budget(600.0)) for seed in range(3)]
+run_jobs(jobs, Path(sys.argv[1]), 1, False, isolated=True)
+"""
+
+
+def processes_of(folder: Path) -> set[int]:
+    """The processes whose command line names a folder."""
+    lines = [(path.parent.name, path.read_bytes()) for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return {int(pid) for pid, line in lines if str(folder).encode() in line}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_isolated_jobs_end_with_their_sweep(tmp_path: Path, number: int) -> None:
+    """At Ctrl-C the one that runs keeps its best plan; where the sweep is killed, nothing goes on."""
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen([sys.executable, "-c", ISOLATED, str(tmp_path)], env=own, stderr=subprocess.PIPE)
+    while len(processes_of(tmp_path)) < 3:  # the sweep, its worker, and the job's fork
+        time.sleep(0.1)
+    time.sleep(3.0)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    codes = [json.loads(path.read_text())["exit_code"] for path in tmp_path.glob("*/status.json")]
+    assert codes == ([130] if number == signal.SIGINT else [])
+    deadline_s = time.monotonic() + 10.0
+    while processes_of(tmp_path) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not processes_of(tmp_path)
+
+
 def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
     base = ["cluster=small_mixed", "model=tiny", "solver=random", "solver.max_steps=5", "bound.time_limit_s=0"]
     assert (
