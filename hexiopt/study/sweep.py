@@ -76,7 +76,8 @@ def sweep(
     jobs = [_job(problem, {"pricer": pricer} | values, list(axes), solver, budget) for values in combinations]
     judged_by = None if judge is None else import_path("judge", judge)
     jobs = [replace(job, judge=judged_by, cpu_time=cpu_time) for job in jobs]
-    return run_jobs(jobs, Path(folder), processes, progress)
+    run_jobs(jobs, Path(folder), processes, progress)
+    return jobs_frame([Path(folder) / job.key for job in jobs])
 
 
 def read_sweep(*folders: str | Path) -> Frame:
@@ -112,8 +113,8 @@ def run_jobs(
     *,
     code: str | None = None,
     isolated: bool = False,
-) -> Frame:
-    """Run the unfinished jobs; returns the table of all jobs, in order.
+) -> None:
+    """Run the unfinished jobs.
 
     Those that keep most cores busy run first, by default as many at a time as the cores allow. With `code`, jobs that
     other code finished are run again; `isolated` jobs each have a process of their own. Raises KeyboardInterrupt after
@@ -126,8 +127,8 @@ def run_jobs(
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
     distinct = {job.key: job for job in jobs}
-    SweepRequest.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
     pending = [job for job in distinct.values() if not job.is_done(folder, code)]
+    SweepRequest.of(folder).plus([job.overrides for job in pending], 0).write(folder)
     cores, groups, codes = usable_cores(), defaultdict[int, list[SweepJob]](list), list[int]()
     for job in pending:
         groups[job.cores(cores) if processes is None else 1].append(job)
@@ -146,7 +147,6 @@ def run_jobs(
             done = sum(job.is_done(folder, code) for job in distinct.values())
             message = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
             raise KeyboardInterrupt(message) from None
-    return jobs_frame([folder / job.key for job in jobs])
 
 
 def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solver: str, budget: Budget) -> SweepJob:

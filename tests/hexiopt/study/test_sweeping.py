@@ -362,8 +362,8 @@ def test_isolated_jobs_crash_and_end_alone(
     assert statuses[1]["message"] == "its process ended with -9 before the job did"
     assert statuses[2]["message"].startswith("ended after 1 s of 1 s")
     assert len({line.split()[2] for line in log.read_text().splitlines()} | {str(os.getpid())}) == 4
-    frame = run_jobs(jobs[:2], tmp_path / "more", 1, False, isolated=True)
-    assert frame["exit_code"] == (0, 1)
+    run_jobs(jobs[:2], tmp_path / "more", 1, False, isolated=True)
+    assert hx.read_sweep(tmp_path / "more")["exit_code"].count(0) == 1
 
 
 def test_other_code_runs_jobs_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
