@@ -60,8 +60,8 @@ one. A note names the type, and what the price leaves out. `hexiopt train` train
 `moe_layers`, `interleave_moe_layer_step`, or the rule of the type where it says nothing. A note counts them in one
 line. Layers that predict further tokens (`num_nextn_predict_layers`) count in FLOPs, and beside the parameters, as in
 published totals. Active parameters are those that a token is multiplied by: the experts that it goes to, and the head,
-not the look-up in the embedding, as DeepSeek, OpenAI and NVIDIA count them. Of such models parameters and FLOPs are
-known; plans of them are not priced yet.
+not the look-up in the embedding, as DeepSeek, OpenAI and NVIDIA count them. Such models are planned as others are
+([mixtures of experts](planning.md), [which are trained](training.md#models)).
 
 **What is not modelled is refused by name**: which recurrence, which attention, which layers. So are unknown keys, all
 of a file in one line; an unknown switch that is off states nothing. Weights that their makers store in FP8 or MXFP4 are

@@ -42,7 +42,7 @@ class Execution:
     """Of layers that attend to all tokens; None: positions are not used."""
     window_rotation: Rotation | None = None
     """Of layers with windows; None: as `rotation`."""
-    interleaved: bool = False
+    rope_interleaved: bool = False
     """A rotation turns neighbouring values, not those of two halves."""
     score_scale: float | None = None
     """Of attention's scores; None: 1 / sqrt of a head's width."""

@@ -85,7 +85,7 @@ class AttentionPart:
         k, v = _heads(both, plain + part.v_dim).split_with_sizes([plain, part.v_dim], dim=-1)
         q, q_turned = _heads(q, part.qk_dim).split_with_sizes([plain, part.rope_dim], dim=-1)
         k_turned = shared.unsqueeze(2)
-        if self._execution.interleaved:
+        if self._execution.rope_interleaved:
             q_turned, k_turned = (x.view(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q_turned, k_turned))
         if self._rope is not None:
             q_turned, k_turned = self._rope(q_turned, k_turned)

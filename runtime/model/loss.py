@@ -29,9 +29,10 @@ class Logits:
         logits = products if self.scale == 1.0 else products * self.scale
         return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
 
-    def gradient(self, of_logits: Tensor, logits: Tensor) -> Tensor:
-        """The gradient of the products, in the place of that of the logits."""
+    def gradient(self, of_logits: Tensor, logits: Tensor | None) -> Tensor:
+        """The gradient of the products, in the place of that of the logits, which only a cap needs."""
         if self.cap is not None:
+            assert logits is not None
             of_logits = of_logits.mul_(1 - (logits / self.cap).square_())
         return of_logits if self.scale == 1.0 else of_logits.mul_(self.scale)
 
@@ -113,7 +114,9 @@ def _of_chunk(
     so that none of its logits is left when those of the next chunk are made."""
     logits = kind.of(functional.linear(x, weight))
     lost, probabilities, row = _probabilities(logits, labels, rows, group)
-    of_logits = kind.gradient(_of_logits(probabilities, row), logits).to(x.dtype)
+    capped = None if kind.cap is None else logits
+    del logits  # before others of their size are made
+    of_logits = kind.gradient(_of_logits(probabilities, row), capped).to(x.dtype)
     torch.mm(of_logits, weight, out=of_x)
     if of_w is not None:
         of_w.addmm_(of_logits.T, x)

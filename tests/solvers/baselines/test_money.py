@@ -70,6 +70,7 @@ def test_money_buys_time(name: str) -> None:
 
 @EACH
 def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
+    """By more than what their estimates, which rank their plans, differ from prices."""
     own = problem()
     prices, model = prices_per_s(own), PlanPricer(own)
     deadline_s = 2 * make_solver(name).solve(own, Budget(3600.0)).objective
@@ -80,7 +81,7 @@ def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
         step_s = model.price(plan).objective
         if step_s <= deadline_s:
             in_time += 1
-            assert money(prices, best.plan, best.objective) <= 1.02 * money(prices, plan, step_s)
+            assert money(prices, best.plan, best.objective) <= 1.03 * money(prices, plan, step_s)
     assert in_time > 20
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ QUICK = ("small, 2 pipelines, ZeRO-1", "small, a stage of TP 2, one of 1")
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 
 
-@pytest.fixture(autouse=True)
-def single_core(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def single_core() -> Iterator[None]:
     """A process that is forked after torch has used threads must do without: they are not there."""
-    monkeypatch.setattr("runtime.device.usable_cores", lambda: 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.device.usable_cores", lambda: 1)
+        yield
 
 
 def trial(plan: TrialPlan, folder: Path) -> Trial:
@@ -35,7 +38,7 @@ def trial(plan: TrialPlan, folder: Path) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
+def losses(single_core: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
     """Of one device."""
     alone = trial(WAYS["small, 1 device"], tmp_path_factory.mktemp("alone"))
     assert alone.trouble is None
