@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.irregular import FLEETS
+from experiments.studies.cases.fleets import FLEETS
 from hexiopt.bounds import lower_bound_s
 from hexiopt.cores import usable_cores
 from hexiopt.cost.pricer import PlanPricer

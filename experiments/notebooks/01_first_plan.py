@@ -124,4 +124,4 @@ for seq_len in (1024, 2048, 4096):
 
 # %% [markdown]
 # Next: [a published case study](02_hexiscale_case_study.ipynb), [what each asymmetry is
-# worth](03_ablation_of_asymmetry.ipynb), and [which machines to add](06_what_if.ipynb).
+# worth](../../docs/results/ablation.md), and [which machines to add](05_what_if.ipynb).

@@ -110,4 +110,4 @@ hx.plot.bars(longer, unit="longer step than the best plan of all (%)").figure
 # slow GPUs help at all. Next comes a recompute policy of each stage's own, since the GPUs differ in memory as much as
 # in speed. The best plan is a single pipeline without tensor parallelism, so the freedoms *between* pipelines and in
 # TP cannot matter here; where such a bar is not zero, some seeds missed the best plan in so short a search. On larger
-# clusters more of the freedoms count: see [the ablation on three clusters](03_ablation_of_asymmetry.ipynb).
+# clusters more of the freedoms count: see [the ablation on three clusters](../../docs/results/ablation.md).

@@ -1,37 +1,10 @@
-"""Studies: each answers one question by searches. `python -m experiments.studies NAME` measures and writes a page."""
+"""Studies: each answers one question by searches. `python -m experiments.studies NAME` runs its file and writes a page.
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+A study is a file `NN_name.py` in jupytext's percent format, to be read, run and changed as a notebook too. Searches are
+jobs of a sweep (`hexiopt.study.jobs`), kept by a hash of what determines them.
+"""
 
-if TYPE_CHECKING:
-    from experiments.studies.frame.study import Study
+from pathlib import Path
 
-_MODULES = (
-    "homogeneous",
-    "layer_split",
-    "rivals",
-    "convergence",
-    "irregular",
-    "scaling",
-    "ablation",
-    "sequence.long_context",
-    "sequence.layouts",
-    "sequence.joint",
-    "scheduling",
-    "flashflex",
-    "small_suite",
-    "bounds",
-    "gaps",
-    "proofs",
-    "replan",
-    "split_and_depth",
-    "mixtures",
-    "unequal_cards",
-)
-NAMES = tuple(module.rpartition(".")[2] for module in _MODULES)
-
-
-def study(name: str) -> "Study":
-    """The study called `name`, one of `NAMES`."""
-    found: Study = import_module(f"experiments.studies.{_MODULES[NAMES.index(name)]}").STUDY
-    return found
+SOURCES = {path.stem.partition("_")[2]: path for path in sorted(Path(__file__).parent.glob("[0-9]*_*.py"))}
+"""The file of each study by its name, in their order."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hexiopt.errors import InputError
@@ -26,19 +27,30 @@ _RESULT = (
     *("solver", "seed", "status", "step_time_s", "tokens_per_s", "mfu"),
     *("lower_bound_s", "gap", "runtime_s", "steps"),
 )
-_COLUMNS = ("exit_code", "message", *(f"result.{name}" for name in _RESULT), "num_pipelines", "num_stages")
+_COLUMNS = (
+    *("exit_code", "message", *(f"result.{name}" for name in _RESULT), "result.cpu_s"),
+    *("num_pipelines", "num_stages"),
+)
 _PLANNED = "planned"  # key of a row: the values in its plan file of keys that the job does not override
 
 
 def status_to_dict(
-    exit_code: int, message: str, overrides: Sequence[str], step_time_s: float, runtime_s: float | None, key: str
+    exit_code: int,
+    message: str,
+    overrides: Sequence[str],
+    step_time_s: float,
+    runtime_s: float | None,
+    key: str,
+    measured: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The content of a job's `status.json`.
 
     `overrides` are the job's KEY=VALUE pairs, `key` is a hash of everything that determines its result. The step time
-    may be infinite. The job took `runtime_s` seconds (None: unknown).
+    may be infinite. The job took `runtime_s` seconds (None: unknown). `measured` has what else is known of the search,
+    such as its CPU seconds and what a judge says of its plan (`hexiopt/study/jobs.py`).
     """
-    return {
+    more = {"measured": dict(measured)} if measured else {}
+    return more | {
         "key": key,
         "exit_code": exit_code,
         "message": message,
@@ -169,7 +181,11 @@ def _job(folder: Path) -> list[dict[str, Any]]:
         planned |= {"num_pipelines": len(pipelines), "num_stages": sum(len(p.get("stages", [])) for p in pipelines)}
     if comparison.is_file():
         return [row | comparison_row for comparison_row in _comparison_rows(comparison, planned)]
-    return [row | (planned or {"result.step_time_s": status.get("step_time_s")})]
+    measured = status.get("measured", {})
+    row |= {f"judge.{name}": value for name, value in measured.get("judged", {}).items()}
+    if not planned:  # a bound alone has no plan
+        planned = {"result.step_time_s": status.get("step_time_s"), "result.lower_bound_s": measured.get("bound_s")}
+    return [row | planned | {"result.cpu_s": measured.get("cpu_s")}]
 
 
 def _comparison_rows(path: Path, planned: Mapping[str, Any]) -> list[dict[str, Any]]:

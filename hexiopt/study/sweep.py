@@ -1,8 +1,9 @@
 """Sweeps over a grid of problems, solvers and seeds on several processes; finished jobs are not run again."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,21 @@ from hexiopt.cores import usable_cores
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.files.sweep_files import SweepRequest, jobs_frame, sweep_frame
 from hexiopt.frame import Frame
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import whole_in, word
-from hexiopt.solving import Budget, valid_seed
+from hexiopt.solving import Budget, PricerMaker, valid_seed
 from hexiopt.solving.registry import current_name, find_pricer
 from hexiopt.study.inputs import cluster, model
-from hexiopt.study.jobs import JobProcesses, SweepJob
+from hexiopt.study.jobs import SweepJob
 from hexiopt.study.running import status_line
+from hexiopt.study.workers import JobProcesses
+
+Judge = Callable[[Problem, Plan], Mapping[str, float]]
 
 _GROUPS = ("workload", "space", "constraints")
 _KEYS = ("cluster", "model", "solver", "pricer", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
@@ -37,7 +42,9 @@ def sweep(
     solver: str = "portfolio",
     time_limit_s: float = 10.0,
     max_steps: int | None = None,
-    pricer: str | None = None,
+    pricer: str | PricerMaker | None = None,
+    judge: Judge | None = None,
+    cpu_time: bool = False,
     processes: int | None = None,
     progress: bool | None = None,
 ) -> Frame:
@@ -45,28 +52,32 @@ def sweep(
     cores allow, of which some solvers keep several busy).
 
     Keys are those of the command line: `cluster`, `model`, `workload.KEY`, `space.KEY`, `constraints.KEY`, `solver`,
-    `solver.KEY`, `pricer` and `seed`; `problem` and the other arguments supply the rest. `pricer` is the name of a
-    declared cost model. Each job writes `plan.json` and
-    `status.json` to a sub-folder of `folder` that is named by a hash of everything that determines its result. The same
-    call resumes a sweep: it skips finished jobs, and repeats failed and interrupted ones. A failing job does not end
-    the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
+    `solver.KEY`, `pricer` and `seed`; `problem` and the other arguments supply the rest. The solver `lower_bound` means
+    the bound on every plan, found within the time limit. `pricer` is the name of a declared cost model, or a function
+    or class of a module that makes one. The function `judge`, of a module too, says more of each plan, as numbers by
+    name for problem and plan: columns `judge.NAME`. With `cpu_time` the time limit counts CPU seconds, of each process
+    of a search, so that a busy machine changes nothing.
 
-    Raises InputError for wrong keys. Raises KeyboardInterrupt after Ctrl-C, once running jobs have saved their best
-    plans.
+    Each job writes `plan.json` and `status.json` to a sub-folder of `folder` that is named by a hash of everything that
+    determines its result. The same call resumes a sweep: it skips finished jobs, and repeats failed and interrupted
+    ones. A failing job does not end the sweep. The frame has one row per job, with the columns of `hexiopt collect`.
+
+    Raises InputError for wrong keys, and for functions that another process cannot import. Raises KeyboardInterrupt
+    after Ctrl-C, once running jobs have saved their best plans.
     """
     budget, solver = Budget(time_limit_s, max_steps), current_name(solver)
     axes = {str(key): _axis(str(key), values) for key, values in over.items()}
     for name in axes.get("pricer", [pricer]):
-        if not isinstance(name, str | None):
-            raise InputError(
-                f"pricer: {quoted(name)} is not a name; the processes of a sweep know cost models that a package "
-                "declares (docs/add_a_solver.md)"
-            )
-        if name is not None:
+        if isinstance(name, str):
             find_pricer(name)
+        elif name is not None:
+            import_path("pricer", name)
     combinations = (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
     jobs = [_job(problem, {"pricer": pricer} | values, list(axes), solver, budget) for values in combinations]
-    return run_jobs(jobs, Path(folder), processes, progress)
+    judged_by = None if judge is None else import_path("judge", judge)
+    jobs = [replace(job, judge=judged_by, cpu_time=cpu_time) for job in jobs]
+    run_jobs(jobs, Path(folder), processes, progress)
+    return jobs_frame([Path(folder) / job.key for job in jobs])
 
 
 def read_sweep(*folders: str | Path) -> Frame:
@@ -94,24 +105,33 @@ def _axis(key: str, values: Any) -> list[Any]:
 
 
 def run_jobs(
-    jobs: Sequence[SweepJob], folder: Path, processes: int | None, progress: bool | None, caller: str = "sweep"
-) -> Frame:
-    """Run the unfinished jobs; returns the table of all jobs, in order.
+    jobs: Sequence[SweepJob],
+    folder: Path,
+    processes: int | None,
+    progress: bool | None,
+    caller: str = "sweep",
+    *,
+    code: str | None = None,
+    isolated: bool = False,
+) -> None:
+    """Run the unfinished jobs.
 
-    Raises KeyboardInterrupt after Ctrl-C; its message says to call `caller` again to resume.
+    Those that keep most cores busy run first, by default as many at a time as the cores allow. With `code`, jobs that
+    other code finished are run again; `isolated` jobs each have a process of their own. Raises KeyboardInterrupt after
+    Ctrl-C; its message says to call `caller` again to resume.
     """
-    if processes is None:  # more would share cores, and a time limit would mean less search
-        cores = usable_cores()
-        processes = cores // max((job.cores(cores) for job in jobs), default=1)
-    count = whole_in(processes, "processes", at_least=1, at_most=1024)
+    if processes is not None:
+        whole_in(processes, "processes", at_least=1, at_most=1024)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another folder") from None
     distinct = {job.key: job for job in jobs}
-    SweepRequest.of(folder).plus([job.overrides for job in distinct.values()], 0).write(folder)
-    pending = [job for job in distinct.values() if not job.is_done(folder)]
-    codes: list[int] = []
+    pending = [job for job in distinct.values() if not job.is_done(folder, code)]
+    SweepRequest.of(folder).plus([job.overrides for job in pending], 0).write(folder)
+    cores, groups, codes = usable_cores(), defaultdict[int, list[SweepJob]](list), list[int]()
+    for job in pending:
+        groups[job.cores(cores) if processes is None else 1].append(job)
     with status_line(progress) as show:
 
         def tell(*more: int) -> None:
@@ -121,12 +141,12 @@ def run_jobs(
 
         tell()
         try:
-            JobProcesses(pending, folder, count, tell).run()
+            for busy, group in sorted(groups.items(), reverse=True):
+                JobProcesses(group, folder, processes or cores // busy, tell, isolated=isolated).run()
         except KeyboardInterrupt:
-            done = sum(job.is_done(folder) for job in distinct.values())
+            done = sum(job.is_done(folder, code) for job in distinct.values())
             message = f"{done} of {len(distinct)} jobs are done in {os.fspath(folder)}; call {caller} again to resume"
             raise KeyboardInterrupt(message) from None
-    return jobs_frame([folder / job.key for job in jobs])
 
 
 def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solver: str, budget: Budget) -> SweepJob:
@@ -151,7 +171,23 @@ def _job(problem: Problem, values: Mapping[str, Any], axes: Iterable[str], solve
     except InputError as error:
         refused = str(error)
     name, options = str(values.get("solver", solver)), groups["solver"]
-    return SweepJob(overrides, changed, name, seed, budget, options, refused, pricer=values["pricer"])
+    maker = values["pricer"]
+    pricer = maker if isinstance(maker, str | None) else import_path("pricer", maker)
+    return SweepJob(overrides, changed, name, seed, budget, options, refused, pricer=pricer)
+
+
+def import_path(what: str, function: Callable[..., Any]) -> str:
+    """`module:name` of a function or class, by which another process imports it.
+
+    Raises InputError for what it cannot import.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    if module in (None, "__main__") or "<" in name:
+        raise InputError(
+            f"{what}: {quoted(function)} is no function or class of a module, which the processes of a sweep can "
+            "import; put it into a file of its own, and import it from there"
+        )
+    return f"{module}:{name}"
 
 
 def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
@@ -159,4 +195,6 @@ def _within(values: Mapping[str, Any], group: str) -> Iterator[tuple[str, Any]]:
 
 
 def _word(value: Any) -> str:
+    if callable(value):
+        return str(value.__qualname__)
     return value.name if isinstance(value, Cluster | ModelSpec) else word(value)

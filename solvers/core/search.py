@@ -1,6 +1,5 @@
 """One run of a search: its clock, its steps, the best plan so far, and who hears of it."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -15,6 +14,7 @@ from hexiopt.plan.check import coarse_violations
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget, OnProgress, Pricer, Progress
+from hexiopt.solving.clock import search_clock_s
 from hexiopt.solving.result import OPTIMALITY_TOLERANCE, OperatorCounts, Point, RestrictedBound, Result, Status
 from solvers.core.operators import OperatorStatistics, OperatorTally
 from solvers.core.zero import without_idle_sharding
@@ -29,7 +29,7 @@ class Search:
     limit, and steers nothing else: the same seed and steps give the same plan on a busy machine too.
     """
 
-    clock: ClassVar[Callable[[], float]] = time.perf_counter  # seconds; tests set another
+    clock: ClassVar[Callable[[], float]] = search_clock_s  # tests set another
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.proofs import GROUPS, ProblemSizes, random_problem
+from experiments.studies.cases.proofs import GROUPS, ProblemSizes, random_problem
 from hexiopt.files.plan_file import read_plan, write_plan
 from hexiopt.files.problem_file import problem_sha256
 from hexiopt.solving import Budget

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.studies.unequal_cards import (
+from experiments.studies.cases.cards import (
     FLEETS,
     MODELS,
     STORAGES,

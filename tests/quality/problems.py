@@ -4,9 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from experiments.app.configurations import named_cluster, named_model
+from experiments.studies.cases.fleets import FLEETS
 from experiments.studies.frame.long_contexts import LongSetting
-from experiments.studies.frame.study import Scale
-from experiments.studies.irregular import FLEETS
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.problem.problem import Problem
@@ -72,7 +71,7 @@ def _long_contexts() -> dict[str, Maker]:
         LongSetting("hexiseq_sim_1", "gpt_13b", 262_144),
         LongSetting("four_machines", "gpt_3b", 131_072),
     )
-    return {f"long_{s.cluster.removeprefix('hexiseq_')}": partial(s.problem, Scale()) for s in settings}
+    return {f"long_{s.cluster.removeprefix('hexiseq_')}": s.problem for s in settings}
 
 
 PROBLEMS: dict[str, Maker] = {

@@ -1,7 +1,7 @@
 """Frame, colours, axes and bars of all studies' figures."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import pandas as pd
@@ -65,9 +65,11 @@ def legend(figure: Figure, ax: Axes, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
-    figure.savefig(path, format="png", dpi=_DPI, metadata={"Software": None})
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    sink = BytesIO()
+    figure.savefig(sink, format="png", dpi=_DPI, metadata={"Software": None})
+    return sink.getvalue()
 
 
 def spread(count: int, width: float) -> Sequence[float]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.settings import Planner
-from experiments.studies.frame.study import Scale
+from experiments.studies.frame.planners import Planner
+from experiments.studies.frame.settings import quick
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -57,9 +57,9 @@ class LongSetting:
         speeds = "by peak" if self.by_peak else "calibrated"
         return {"setting": self.label, "place": self.place, "seq_len": self.seq_len, "speeds": speeds}
 
-    def problem(self, scale: Scale, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
+    def problem(self, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
         """The problem, on the cluster named `cluster` if one is given."""
-        found = named_cluster(cluster or self.cluster, inter_gb_per_s=scale.inter_gb_per_s)
+        found = named_cluster(cluster or self.cluster)
         workload = Workload(self.global_batch, self.seq_len)
         if self.by_peak:
             found = equally_efficient(found, workload.precision)
@@ -88,8 +88,13 @@ def _settings(clusters: Sequence[str], models: Sequence[str], contexts: Sequence
     return tuple(LongSetting(c, m, k * _KI) for c in clusters for m in models for k in contexts)
 
 
+def chosen(settings: Sequence[LongSetting]) -> Sequence[LongSetting]:
+    """The settings; a tiny one if quick."""
+    return TINY if quick() else settings
+
+
 _SIMULATED = ["hexiseq_sim_1", "hexiseq_sim_2", "hexiseq_sim_3"]
-QUICK = (LongSetting("small_mixed", "tiny", 4 * _KI, 4),)
+TINY = (LongSetting("small_mixed", "tiny", 4 * _KI, 4),)
 TESTBED = _settings(["hexiseq_testbed"], ["gpt_3b", "gpt_7b", "gpt_13b"], [16, 32, 64, 128, 256])
 SIMULATIONS = _settings(_SIMULATED, ["gpt_13b", "gpt_70b"], [128, 256, 512, 1024])
 PAIRS = _settings(["hexiseq_sim_4", "hexiseq_sim_5"], ["gpt_13b"], [128, 256, 512, 1024])

@@ -1,5 +1,5 @@
-"""What the papers report, from `experiments/data/hexiscale.yaml` and `hexiseq.yaml`, and how ours compares, in "
-"words."""
+"""What the papers report, from `experiments/data/hexiscale.yaml` and `hexiseq.yaml`, and how ours compares, in
+words."""
 
 from collections.abc import Iterable
 from functools import cache

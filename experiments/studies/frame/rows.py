@@ -1,36 +1,8 @@
-"""The data frame of a study, one row per search, and the queries of reports."""
+"""Queries of reports on the rows of a study."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
-
-from experiments.studies.frame.search import Measured, SearchSpec
-
-_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib", "steps", "cpu_s")
-
-
-def frame(specs: Sequence[SearchSpec], found: Mapping[str, Measured]) -> pd.DataFrame:
-    """One row per search: its labels, specification and measurements; NaN where it has no plan."""
-    rows = pd.DataFrame(
-        {
-            **spec.labels,
-            "solver": spec.solver,
-            "seed": spec.seed,
-            "time_limit_s": spec.time_limit_s,
-            **found[spec.sha256],
-            "search_sha256": spec.sha256,
-        }
-        for spec in specs
-    )
-    rows = rows.reindex(columns=[*rows.columns, *(name for name in _FIGURES if name not in rows)])
-    return rows.astype(dict.fromkeys(_FIGURES, float))
-
-
-def points_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every improvement of every search: seconds since the start of the search, and its best step time then."""
-    points = rows[["search_sha256", "solver", "seed", "trajectory"]].explode("trajectory").dropna()
-    both = pd.DataFrame(points["trajectory"].tolist(), columns=["runtime_s", "step_time_s"], index=points.index)
-    return pd.concat([points.drop(columns="trajectory"), both], axis=1)
 
 
 def grid(rows: pd.DataFrame, index: str, columns: str, values: str = "step_time_s") -> pd.DataFrame:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from scipy.stats import spearmanr
 
-from experiments.studies.split_and_depth import problems, usual_depths
+from experiments.studies.cases.split_and_depth import problems, usual_depths
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.plan import Plan

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.studies.flashflex import problem_of, read_rows
+from experiments.studies.cases.flashflex import problem_of, read_rows
 from hexiopt.cost.executors.memory import UNSHARDED
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
