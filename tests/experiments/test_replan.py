@@ -51,7 +51,7 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
             "constraints.max_tp=1",
             "constraints.max_tp: price does not read it; hexiopt plan, compare, fit and others do",
         ),
-        ("experiment=even", "experiment=even: does not apply to a plan file"),
+        ("experiment=even", "experiment=even: space: price does not read it; hexiopt plan, compare, fit and others do"),
         ("cluster.inter_machine.bandwith_gb_per_s=1", "did you mean bandwidth_gb_per_s?"),
     ],
 )
