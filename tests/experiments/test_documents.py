@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from experiments.app.config import READS
+from experiments.app.flags import parse
+from experiments.app.verb_help import refuse_unread
 from experiments.app.verbs import VERBS
 from solvers.registry import BUILT_IN
 from tests.conftest import ROOT, Run
@@ -61,14 +63,25 @@ def budget(words: list[str]) -> list[str]:
     return ["solver.max_steps=40", *([] if stated else bound)]
 
 
-RUNNABLE = [  # the README in `make test`, the pages beside: they take 20 to 30 s each
-    pytest.param(page, id=page.name, marks=[] if page == README else [pytest.mark.slow])
-    for page in PAGES
-    if commands(page) and page.name != "add_a_solver.md"  # whose solver its own test installs first
-]
+RUNNABLE = [page for page in PAGES if commands(page) and page.name != "add_a_solver.md"]  # whose solver is none of ours
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_commands_name_verbs_flags_and_keys_that_exist(page: Path) -> None:
+    """Slow tests run them."""
+    for verb, *words in commands(page):
+        assert verb in VERBS or verb.startswith("-"), verb
+        flags = parse(words)
+        if verb in VERBS and not flags.shell_completion:
+            refuse_unread(verb, flags.overrides)
+            sections = {key.partition(".")[0] for key in READS[verb]}
+            for word in flags.overrides:
+                key = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
+                assert key in sections | {"hydra", "experiment", "sweep"}, word
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_run(page: Path, hexiopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("pymetis")
     pytest.importorskip("joblib")

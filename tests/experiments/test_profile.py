@@ -21,6 +21,7 @@ machines:
 """
 
 
+@pytest.mark.slow
 def test_a_machine_is_measured_and_planned_on(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     ran = hexiopt(

@@ -7,8 +7,9 @@ import pytest
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from tests.runtime.model.test_decoder import tiny
-from tests.runtime.parallel.test_training import SEQ_LEN, equal_one_process
-from tests.runtime.ranks import random_plan, random_sequence_plan
+from tests.runtime.parallel.test_training import SEQ_LEN, RunRanks, equal_one_process
+from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
+from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 LAYERS = 4
@@ -30,6 +31,11 @@ SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "p
 PRECISE = 1e-13
 
 
+def way(seed: int) -> RunRanks:
+    """In threads over one queue as on a GPU first, then over gloo."""
+    return run_ranks if seed else run_in_order
+
+
 def small_plan(rng: random.Random) -> Plan:
     """A plan of few ranks that cuts heads."""
     while True:
@@ -42,7 +48,7 @@ def small_plan(rng: random.Random) -> Plan:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_trains_kinds_as_one_process(name: str, seed: int) -> None:
     plan = small_plan(random.Random(seed))
-    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2)
+    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2, run=way(seed))
     assert of_gradients <= PRECISE
 
 
@@ -54,7 +60,7 @@ def test_sequence_layouts_train_kinds_as_one_process(name: str, seed: int) -> No
         plan, _, _ = random_sequence_plan(rng, SEQ_LEN, 4, LAYERS)
         if layers_of(plan) == LAYERS:
             break
-    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2)
+    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2, run=way(seed))
     assert of_gradients <= PRECISE
 
 
