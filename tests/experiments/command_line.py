@@ -59,10 +59,20 @@ def interrupted(*args: str, cwd: Path) -> Ran:
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
 
+_FOUND: list[str] = []  # the plan file of `QUICK`, which is searched once
+
+
 def planned(hexiopt: Run, tmp_path: Path, *overrides: str) -> Path:
+    path = tmp_path / "out" / "plan.json"
+    if _FOUND and not overrides:
+        path.parent.mkdir()
+        path.write_text(_FOUND[0])
+        return path
     ran = hexiopt("plan", *QUICK, *overrides)
     assert ran.code == 0, ran.err
-    return tmp_path / "out" / "plan.json"
+    if not overrides:
+        _FOUND.append(path.read_text())
+    return path
 
 
 def edit(path: Path, change: Any) -> Path:

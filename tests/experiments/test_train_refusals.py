@@ -38,7 +38,7 @@ def refusal(path: Path | None, **train: Any) -> str:
     ended: RunOutcome = run_verb("train", start)
     assert ended.exit_code == 2, ended.message
     assert "\n" not in ended.message
-    assert not Path("trained").exists()
+    assert not Path("trained", "run.json").exists()
     return ended.message
 
 
@@ -95,6 +95,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_settings_are_judged_and_texts_opened_before_the_search(setting: dict[str, Any], said: str) -> None:
     assert said in refusal(None, **setting)
+    assert not Path("trained").exists()
 
 
 def missing_layer(data: Any) -> None:
@@ -158,6 +159,7 @@ def sequence(
 def test_a_bad_plan_starts_nothing(plan: Path, change: Callable[[Any], None], said: str) -> None:  # noqa: F811
     edited(plan, change)
     assert said in refusal(plan)
+    assert not Path("trained").exists()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_no_plan_beats_the_bounds(several: bool) -> None:
         if not fitting:
             continue
         best, cost = min(fitting, key=lambda pair: pair[1].step_time_s)
-        bound_s = counted_bound_s(model, 120)
+        bound_s = counted_bound_s(model, 40)
         assert compute_bound_s(model) <= bound_s <= cost.step_time_s, (number, best)
         compared += 1
         shared += any(len(stage.parallelism.parameter_copies) > 1 for plan, _ in fitting for stage in _stages(plan))
@@ -84,7 +84,7 @@ def test_replicas_in_several_machines_are_counted() -> None:
     assert shares_across(problem)
     assert not shares_across(alone.problem)
     assert step_s < compute_bound_s(alone)
-    assert counted_bound_s(model, 120) <= step_s
+    assert counted_bound_s(model, 40) <= step_s
     assert {cell.machines for cell in stage_cells(model.stages, 0, 8)} == {1, 2, 4, 8}
 
 
