@@ -4,7 +4,8 @@ Every line of a `bash` block that starts with hexiopt is run, page by page and i
 page's files (a `yaml` block whose first line is `# NAME`) and experiments/data. Commands that search get a budget in
 steps, which means the same on every machine, and no time for the bound where none is stated; the many searches of a
 sweep draw no report, and `profile` gets little time; `validate` gets every tenth of the published runs. Lines that
-start with make or source are not run.
+start with make or source are not run, nor are those of verbs that tests of their own run so, and those that an earlier
+one is like but for values, unless another needs what they write.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.app.common import config_names
 from experiments.app.config import READS
 from experiments.app.flags import parse
 from experiments.app.verb_help import refuse_unread
@@ -27,6 +29,7 @@ QUICK = {
     "profile": ["profile.seconds=0.02", "profile.processes=1"],
     "validate": [f"data={RUNS}"],
 }
+OWN_TESTS = ("calibrate", "emulate")
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -67,17 +70,38 @@ RUNNABLE = [page for page in PAGES if commands(page) and page.name != "add_a_sol
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
-def test_commands_name_verbs_flags_and_keys_that_exist(page: Path) -> None:
-    """Slow tests run them."""
+def test_commands_name_what_there_is(page: Path) -> None:
+    """Verbs, flags, keys and configurations; slow tests run them."""
+    written = {block.splitlines()[0].removeprefix("# ").strip() for block in blocks(page, "yaml")}
     for verb, *words in commands(page):
         assert verb in VERBS or verb.startswith("-"), verb
         flags = parse(words)
-        if verb in VERBS and not flags.shell_completion:
-            refuse_unread(verb, flags.overrides)
-            sections = {key.partition(".")[0] for key in READS[verb]}
-            for word in flags.overrides:
-                key = word.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]
-                assert key in sections | {"hydra", "experiment", "sweep"}, word
+        if verb not in VERBS or flags.shell_completion:
+            continue
+        refuse_unread(verb, flags.overrides)
+        keys = {key.partition(".")[0] for key in READS[verb]} | {"hydra", "experiment", "sweep"}
+        for key, _, value in (word.lstrip("+~").partition("=") for word in flags.overrides):
+            assert key.partition(".")[0].partition("/")[0] in keys, key
+            if key in ("cluster", "model", "experiment"):
+                for name in value.split(","):
+                    assert name in {*config_names(key), *written} or "/" in name, name
+
+
+def commands_to_run(page: Path) -> list[list[str]]:
+    earlier = {like(words) for other in RUNNABLE[: RUNNABLE.index(page)] for words in commands(other)}
+    chosen: list[list[str]] = []
+    for words in reversed(commands(page)):  # those that need a folder before those that write it
+        folder = next((word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")), None)
+        needed = folder is not None and any(folder in word for later in chosen for word in later)
+        if words[0] not in OWN_TESTS and (needed or like(words) not in earlier):
+            chosen.insert(0, words)
+    return chosen
+
+
+def like(words: list[str]) -> tuple[str, frozenset[str]]:
+    """Verb and keys of a command, without folders."""
+    keys = {word.partition("=")[0] for word in words[1:]}
+    return words[0], frozenset(keys - {"hydra.run.dir", "hydra.sweep.dir"})
 
 
 @pytest.mark.slow
@@ -92,7 +116,7 @@ def test_commands_run(page: Path, hexiopt: Run, tmp_path: Path) -> None:
     for block in blocks(page, "yaml"):
         name = block.splitlines()[0].removeprefix("# ").strip()
         (tmp_path / name).write_text(block)
-    for words in commands(page):
+    for words in commands_to_run(page):
         ran = hexiopt(*words, *(budget(words) if searches(words) else QUICK.get(words[0], [])))
         assert ran.code == 0, f"{shlex.join(words)}: {ran.err}"
         assert ran.out
