@@ -102,7 +102,8 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert forced > 1.2 * bound
 
 
-READINGS = st.sampled_from((3, 12, 40))  # of a clock that counts them: from tables alone to some boxes
+# Of a clock that counts them: from tables alone to many boxes.
+READINGS = pytest.mark.parametrize("readings", slow_but((20,), (3, 20, 80, 400)))
 
 
 def counted_bound_s(model: PlanPricer, readings: int) -> float:
@@ -111,9 +112,10 @@ def counted_bound_s(model: PlanPricer, readings: int) -> float:
     return lower_bound_s(model, float(readings), lambda: float(next(counted)))
 
 
+@READINGS
 @settings(max_examples=200 if STRESS else 15)
-@given(pair=problems_with_plans() | roomy_problems_with_plans(), readings=READINGS)
-def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan], readings: int) -> None:
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
+def test_no_plan_beats_the_raised_bound(readings: int, pair: tuple[Problem, Plan]) -> None:
     """Interleaved, replicated, sharded in any way: whatever time the program had."""
     problem, plan = pair
     model = PlanPricer(problem)
@@ -133,15 +135,11 @@ def profile_of(problem: Problem) -> Profile:
     return Profile(tuple(entries))
 
 
+@READINGS
 @settings(max_examples=200 if STRESS else 25)
-@given(
-    pair=problems_with_plans() | roomy_problems_with_plans(),
-    readings=READINGS,
-    named=st.booleans(),
-    measured=st.booleans(),
-)
+@given(pair=problems_with_plans() | roomy_problems_with_plans(), named=st.booleans(), measured=st.booleans())
 def test_no_plan_with_split_backwards_beats_the_raised_bound(
-    pair: tuple[Problem, Plan], readings: int, named: bool, measured: bool
+    readings: int, pair: tuple[Problem, Plan], named: bool, measured: bool
 ) -> None:
     """Whether the problem names the schedule, or leaves it open and allows such plans beside the others; also where a
     profile has measured the layers."""
@@ -164,13 +162,10 @@ def test_no_plan_with_split_backwards_beats_the_raised_bound(
             assert bound_s <= cost.step_time_s
 
 
+@READINGS
 @settings(max_examples=200 if STRESS else 25)
-@given(
-    pair=problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0]),
-    readings=READINGS,
-    named=st.booleans(),
-)
-def test_no_plan_of_other_depths_beats_the_raised_bound(pair: tuple[Problem, Plan], readings: int, named: bool) -> None:
+@given(pair=problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0]), named=st.booleans())
+def test_no_plan_of_other_depths_beats_the_raised_bound(readings: int, pair: tuple[Problem, Plan], named: bool) -> None:
     """Where the space leaves depths free, whatever numbers of micro-batches stages have in flight."""
     problem, plan = pair
     if not named:

@@ -25,6 +25,7 @@ from hexiopt.reading import Section
 from tests.conftest import STRESS
 from tests.hexiopt.bounds.test_bounds import counted_bound_s
 from tests.hexiopt.shapes_of_kinds import ATTENTION, DENSE_LAYER, EXPERT_LAYER, KINDS, model_of
+from tests.slow import slow_but
 from tests.solvers.drawn_experts import drawn_with_experts
 from tests.solvers.oracle import TooManyError, every_plan
 
@@ -40,8 +41,11 @@ def some_plans(problem: Problem, rng: random.Random) -> list[Plan]:
     return plans if len(plans) <= SOME else rng.sample(plans, SOME)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_no_plan_beats_the_bounds(several: bool) -> None:
+@pytest.mark.parametrize(
+    ("several", "readings"),
+    slow_but([(False, 20), (True, 20)], itertools.product((False, True), (20, 80, 400))),
+)
+def test_no_plan_beats_the_bounds(several: bool, readings: int) -> None:
     """One group of devices with every degree, over machines too, replicas, interleaving, sharding."""
     compared = shared = 0
     for number in range(200 if STRESS else 14):
@@ -52,7 +56,7 @@ def test_no_plan_beats_the_bounds(several: bool) -> None:
         if not fitting:
             continue
         best, cost = min(fitting, key=lambda pair: pair[1].step_time_s)
-        bound_s = counted_bound_s(model, 40)
+        bound_s = counted_bound_s(model, readings)
         assert compute_bound_s(model) <= bound_s <= cost.step_time_s, (number, best)
         compared += 1
         shared += any(len(stage.parallelism.parameter_copies) > 1 for plan, _ in fitting for stage in _stages(plan))

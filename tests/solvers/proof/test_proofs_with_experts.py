@@ -50,7 +50,7 @@ def test_exact_is_the_best_of_all(count: int) -> None:
             compared += 1
             shared += any(len(s.parallelism.parameter_copies) > 1 for p in plan.pipelines for s in p.stages)
             assert result.objective <= best_s * (1 + OPTIMALITY_TOLERANCE), number
-    assert compared > 0.4 * count
+    assert compared > min(4, 0.4 * count)
 
 
 def test_experts_over_machines_are_outside_the_proof() -> None:
