@@ -135,12 +135,12 @@ def test_equals_brute_force(kind: str) -> None:
 
 
 @st.composite
-def tiny_problems(draw: st.DrawFn) -> tuple[Problem, int]:
-    """Two devices of any types, batch 1 or 2, any policy, and how many quanta."""
+def tiny_problems(draw: st.DrawFn) -> Problem:
+    """Two devices of any types, batch 1 or 2, any policy."""
     types = [draw(st.sampled_from(("fast", "slow", "old"))) for _ in range(2)]
     machines = ((types[0], 2),) if draw(st.booleans()) else ((types[0], 1), (types[1], 1))
     heads, each = draw(st.sampled_from(((2, 1), (2, 2), (3, 1), (3, 3), (4, 2))))
-    problem = tiny(
+    return tiny(
         *machines,
         heads=heads,
         kv_heads=heads // each,
@@ -152,14 +152,13 @@ def tiny_problems(draw: st.DrawFn) -> tuple[Problem, int]:
         optimizer_sharding=draw(st.sampled_from(("0", "1"))),
         space={"uneven_batch": draw(st.booleans()), "recompute_per_stage": draw(st.booleans())},
     )
-    return problem, draw(st.sampled_from((2, 4)))
 
 
-@settings(max_examples=20)
-@given(tiny_problems())
-def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> None:
+@pytest.mark.parametrize("resolution", slow_but((2,), (2, 4)))
+@settings(max_examples=10)
+@given(problem=tiny_problems())
+def test_equals_brute_force_on_random_problems(resolution: int, problem: Problem) -> None:
     """Plans that break a switch are left out."""
-    problem, resolution = given
     model = PlanPricer(problem)
     prices = (model.price(plan).objective for plan in every_plan.plans(problem, resolution) if not check(problem, plan))
     best_s, result = min(prices), solve(problem, resolution)
