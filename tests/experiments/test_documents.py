@@ -11,6 +11,7 @@ one is like but for values, unless another needs what they write.
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,9 @@ def test_commands_name_what_there_is(page: Path) -> None:
                     assert name in {*config_names(key), *written} or "/" in name, name
 
 
+@cache
 def commands_to_run(page: Path) -> list[list[str]]:
-    earlier = {like(words) for other in RUNNABLE[: RUNNABLE.index(page)] for words in commands(other)}
+    earlier = {like(words) for other in RUNNABLE[: RUNNABLE.index(page)] for words in commands_to_run(other)}
     chosen: list[list[str]] = []
     for words in reversed(commands(page)):  # those that need a folder before those that write it
         folder = next((word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")), None)
