@@ -52,6 +52,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+	$(BIN)/lint-imports
 
 # Prices, plans and error lines as they are now: commit what changed, and say why it did.
 golden: install

@@ -1,4 +1,5 @@
-"""Folders import each other only along the arrows: hexiopt ← solvers, runtime ← experiments. So do hexiopt's parts."""
+"""What the contracts of imports in pyproject.toml (`lint-imports`) cannot say: which packages laws import, where tests
+stand, that names are unique, and that the front door leads everywhere."""
 
 import ast
 import re
@@ -13,28 +14,7 @@ from experiments.app.verbs import VERBS as COMMANDS
 from experiments.app.verbs import module_of
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("hexiopt", "solvers", "runtime", "conf", "experiments", "tests")
-ALLOWED = {
-    "hexiopt": {"hexiopt"},
-    "solvers": {"hexiopt", "solvers"},
-    "runtime": {"hexiopt", "runtime"},
-    "conf": set(),
-    "experiments": {"hexiopt", "solvers", "runtime", "conf", "experiments"},
-}
-# Each folder of solvers imports itself and those before it; `registry`, which names solvers, only `core`.
-SOLVERS = (
-    "core",
-    "completion",
-    "compiled",
-    "frame",
-    "heuristics",
-    "proof",
-    "loop",
-    "sequence",
-    "portfolio",
-    "exact",
-)
-NO_BASELINE_USES = {"portfolio", "exact", "registry"}
+FOLDERS = ("hexiopt", "solvers", "runtime", "conf", "experiments")
 LAW_PACKAGES = {"numpy", "scipy", "yaml"}
 FURTHER = {
     **{path: {"numba"} for path in ("hexiopt/bounds/box_stages.py", "hexiopt/bounds/kernel.py")},
@@ -44,30 +24,7 @@ FURTHER = {
     "hexiopt/exports/shell/scripts.py": {"tree_sitter", "tree_sitter_bash"},
 }
 REPORT_PACKAGES = LAW_PACKAGES | {"rich", "matplotlib", "jinja2"}
-FRONT = ("report", "study", "plot", "testing")  # what people see: no law, and no solver, imports it
-
-# Parts of hexiopt, lowest first: each imports only itself and what stands before it.
-PARTS = (
-    *(
-        "errors",
-        "checks",
-        "ledger",
-        "own_packages",
-        "value",
-        "frame",
-        "units",
-        "cores",
-        "memo",
-        "reading",
-        "numbers",
-        "schedules",
-        "problem",
-        "plan",
-    ),
-    *("simulation", "cost.executors", "cost", "bounds", "solving"),
-    *("files", "discovery", "exports", *FRONT, "command", "__main__"),
-)
-EXCEPTIONS: set[tuple[str, str]] = set()  # (module, what it imports from further up): may only shrink
+FRONT = ("report", "study", "plot", "testing")  # what people see
 
 
 @cache
@@ -89,49 +46,6 @@ def files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
-def test_folders_import_along_the_arrows(folder: str) -> None:
-    for path in files(folder):
-        for name in imports(path):
-            top = name.partition(".")[0]
-            assert top not in FOLDERS or top in ALLOWED[folder], f"{path} imports {name}"
-
-
-@pytest.mark.parametrize("part", [*SOLVERS, "baselines", "registry"])
-def test_solvers_import_along_the_arrows(part: str) -> None:
-    order = [*SOLVERS, "baselines", "registry"]
-    parts = {path.stem if path.is_file() else path.name for path in (ROOT / "solvers").iterdir()}
-    assert parts - {"__init__", "__pycache__"} == set(order)
-    allowed = set(SOLVERS[: SOLVERS.index(part)]) if part in SOLVERS else set(SOLVERS)
-    allowed = {"core"} if part == "registry" else allowed - (NO_BASELINE_USES if part == "baselines" else set())
-    for path in files("solvers"):
-        if path.relative_to(ROOT / "solvers").parts[0].removesuffix(".py") == part:
-            for name in imports(path):
-                top, _, rest = name.partition(".")
-                used = rest.partition(".")[0]
-                assert top != "solvers" or used in {"", part, *allowed}, f"{path} imports {name}"
-
-
-def part(name: str) -> str:
-    """Of a module of hexiopt, the part that it belongs to."""
-    inside = name.removeprefix("hexiopt.")
-    found = max((each for each in PARTS if inside == each or inside.startswith(f"{each}.")), key=len, default="")
-    assert found, f"{name} is in no part of hexiopt; put it into one, or add the part to PARTS"
-    return found
-
-
-def test_parts_of_hexiopt_import_what_stands_before_them() -> None:
-    modules = {module(path): path for path in files("hexiopt")}
-    upward = set()
-    for name, path in modules.items():
-        if name == "hexiopt.__init__":
-            continue
-        for found in {found for found in imports(path) if found in modules} - {name}:
-            if PARTS.index(part(found)) > PARTS.index(part(name)):
-                upward.add((name, found))
-    assert upward == EXCEPTIONS
-
-
 def test_laws_import_only_numpy_scipy_and_yaml() -> None:
     """And numba, where a recursion is compiled, and pandas, where a table becomes one of its own."""
     for path in files("hexiopt"):
@@ -149,28 +63,12 @@ def is_front(path: Path) -> bool:
     return parts[0] == "hexiopt" and parts[1] in FRONT
 
 
-def test_no_law_imports_what_people_see() -> None:
-    front = tuple(f"hexiopt.{name}" for name in FRONT)
-    for path in files("hexiopt") + files("solvers"):
-        if not is_front(path) and path != ROOT / "hexiopt" / "__init__.py":
-            assert not any(name.startswith(front) for name in imports(path)), path
-
-
-def test_only_the_runtime_imports_torch() -> None:
-    """And `experiments/lab`, which measures with it, and `experiments/stock`, which compares it with torch's parts."""
-    users = {ROOT / "experiments" / name for name in ("lab", "stock")}
-    for folder in ("hexiopt", "solvers", "experiments"):
-        for path in files(folder):
-            uses = any(name.partition(".")[0] == "torch" for name in imports(path))
-            assert not uses or users & set(path.parents), path
-
-
 def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def test_no_circle_of_imports() -> None:
-    modules = {module(path): path for folder in ALLOWED for path in files(folder)}
+    modules = {module(path): path for folder in FOLDERS for path in files(folder)}
     graph = {name: {found for found in imports(path) if found in modules} - {name} for name, path in modules.items()}
     assert set(TopologicalSorter(graph).static_order()) == set(modules)  # a circle raises CycleError and names it
 
@@ -194,46 +92,13 @@ def test_tests_stand_in_folders_of_what_they_test(folder: str) -> None:
     assert {own for own in folders if not (ROOT / own).is_dir()} <= {"solvers/every_solver"}
 
 
-# ------------------------------------------------------------------------------ inside the runtime
-
-RUNTIME = {  # what the modules of each sub-folder may import; "" stands for those of runtime/ itself
-    "": set(),
-    "mapping": set(),
-    "data": {""},
-    "model": {"", "mapping"},
-    "parallel": {"", "mapping", "model"},
-    "state": {"", "mapping", "parallel"},
-    "training": {"", "mapping", "data", "model", "parallel", "state"},
-    "launch": {"", "mapping", "parallel", "state", "training"},
-}
-
-
-def runtime_folder(module: str) -> str:
-    """The sub-folder of a module of the runtime, "" if it has none."""
-    name = module.split(".")[1]
-    return name if (ROOT / "runtime" / name).is_dir() else ""
-
-
-@pytest.mark.parametrize("path", files("runtime"), ids=module)
-def test_the_runtime_imports_along_its_arrows(path: Path) -> None:
-    own = runtime_folder(module(path))
-    for name in imports(path):
-        if name.startswith("runtime."):
-            assert runtime_folder(name) in RUNTIME[own] | {own}, f"{path} imports {name}"
-
-
-def test_the_runtimes_arrows_point_one_way() -> None:
-    folders = {path.name for path in (ROOT / "runtime").iterdir() if list(path.glob("*.py"))}
-    assert set(TopologicalSorter(RUNTIME).static_order()) == set(RUNTIME) == folders | {""}
-
-
 # ------------------------------------------------------------------------------ names
 
 
 def test_public_class_names_are_unique() -> None:
     """A name means one thing in the whole project, so that a reader need not look at the imports."""
     where: dict[str, list[str]] = {}
-    for folder in ALLOWED:
+    for folder in FOLDERS:
         for path in files(folder):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -244,7 +109,7 @@ def test_public_class_names_are_unique() -> None:
 
 def test_positions_of_stages_are_made_by_one_function() -> None:
     """What a programme depends on beside the schedule is known in one place."""
-    made = {module(path) for folder in ALLOWED for path in files(folder) if "StagePosition(" in path.read_text("utf-8")}
+    made = {module(path) for folder in FOLDERS for path in files(folder) if "StagePosition(" in path.read_text("utf-8")}
     assert made == {"hexiopt.schedules.schedule"}
 
 

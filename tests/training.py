@@ -6,8 +6,6 @@ from dataclasses import replace
 from hexiopt.problem.lora import STORAGES, TARGET_GROUPS, Lora
 from hexiopt.problem.problem import Problem
 
-FLAT_OPTIMIZERS = ("adamw_8bit", "adamw_bf16", "lion", "lion_8bit", "momentum", "sgd")  # ZeRO may spread their states
-
 
 def with_adapters(problem: Problem, number: int) -> Problem:
     """The problem with adapters of random rank, targets and storage, under ZeRO-0 or 1."""

@@ -4,9 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_module
+from omegaconf import open_dict
+
+from experiments.app import solver_config
+from experiments.app.common import Job
+from experiments.app.config import READS, register
+from experiments.app.config_errors import config_of
 from tests.conftest import ROOT, Ran, Run
 
 SEARCHED = ("cluster=small_mixed", "model=tiny", "solver=random")
@@ -51,10 +59,20 @@ def interrupted(*args: str, cwd: Path) -> Ran:
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
 
+_FOUND: list[str] = []  # the plan file of `QUICK`, which is searched once
+
+
 def planned(hexiopt: Run, tmp_path: Path, *overrides: str) -> Path:
+    path = tmp_path / "out" / "plan.json"
+    if _FOUND and not overrides:
+        path.parent.mkdir()
+        path.write_text(_FOUND[0])
+        return path
     ran = hexiopt("plan", *QUICK, *overrides)
     assert ran.code == 0, ran.err
-    return tmp_path / "out" / "plan.json"
+    if not overrides:
+        _FOUND.append(path.read_text())
+    return path
 
 
 def edit(path: Path, change: Any) -> Path:
@@ -63,6 +81,19 @@ def edit(path: Path, change: Any) -> Path:
     del data["problem_sha256"]
     path.write_text(json.dumps(data))
     return path
+
+
+def job_of(verb: str, overrides: Sequence[str], folder: Path = Path()) -> Job:
+    """A job as the command line makes it, without running it."""
+    register(verb)
+    if "solver" in READS[verb]:
+        solver_config.register()
+    with initialize_config_module("conf", version_base="1.3"):
+        cfg = compose(verb, list(overrides), return_hydra_config=True)
+        choices = dict(cfg.hydra.runtime.choices)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return Job(config_of(cfg, verb), folder, choices, overrides, in_sweep=True)
 
 
 def refused(ran: Ran) -> str:

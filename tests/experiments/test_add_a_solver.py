@@ -11,6 +11,7 @@ import pytest
 from hexiopt.files.plan_file import read_plan
 from hexiopt.plan.check import check
 from tests.conftest import ROOT, Run
+from tests.slow import slow_but
 from tests.solvers.stranger import install
 
 PAGE = (ROOT / "docs" / "add_a_solver.md").read_text(encoding="utf-8")
@@ -34,7 +35,7 @@ def test_it_is_short() -> None:
     assert len([line for line in block("python").splitlines() if line.strip()]) <= 30
 
 
-@pytest.mark.parametrize("max_tp", [1, 4])
+@pytest.mark.parametrize("max_tp", slow_but((1,), (1, 4)))
 def test_it_plans_with_its_parameters(hexiopt: Run, tmp_path: Path, max_tp: int) -> None:
     ran = hexiopt("plan", *TINY, "solver=mine", f"solver.max_tp={max_tp}")
     assert (ran.code, ran.err) == (0, "")
@@ -67,6 +68,7 @@ def test_its_parameters_are_checked(hexiopt: Run, override: str, said: str) -> N
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_over_solvers(hexiopt: Run, tmp_path: Path) -> None:
     ran = hexiopt("plan", "-m", *TINY, "hydra.sweep.dir=sweep", "solver=mine,random", "solver.time_limit_s=5")
     assert ran.code == 0, ran.err

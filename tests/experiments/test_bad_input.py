@@ -9,6 +9,7 @@ from experiments import plan
 from experiments.app.verbs import VERBS
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, TINY, V100, refused
+from tests.slow import slow_but
 
 BAD_FILES = {
     "malformed.yaml": "name: [x\n",
@@ -102,7 +103,39 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("command", "said"), BAD_COMMANDS, ids=[" ".join(c[-1:]) or "none" for c, _ in BAD_COMMANDS])
+KINDS = {  # of refusals, one or two of each in `make test`: flags and words, keys, values, choices, files, verbs' own
+    "no verb",
+    "--multrun: is not a flag; did you mean --multirun?",
+    "max_tp: unknown key; did you mean constraints.max_tp?",
+    "cluster: is missing; choose",
+    "solver: 'nope' is not known; known: ",
+    "seed: 'abc' is not a whole number",
+    "sweep over them with -m",
+    "'nope' not found",
+    "seed: is missing",
+    "at least 1",
+    "'maybe' is not true or false",
+    "did you mean old?",
+    "is not a list",
+    "cannot be merged",
+    "model=tiny: hidden_size",
+    "remove the +",
+    "does not exist",
+    "/proc/nope",
+    "is not a regular file",
+    "malformed.yaml, line 2",
+    "choose workload.precision=fp16",
+    "plan: is missing",
+    "appears twice",
+    "there is no sweep in multirun/",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    slow_but([case for case in BAD_COMMANDS if case[1] in KINDS], BAD_COMMANDS),
+    ids=[" ".join(words[-1:]) or "none" for words, _ in BAD_COMMANDS],
+)
 def test_bad_input_is_one_line_and_writes_nothing(
     hexiopt: Run, tmp_path: Path, command: tuple[str, ...], said: str
 ) -> None:

@@ -2,18 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import open_dict
 
-from experiments.app import solver_config
-from experiments.app.common import Job, config_names
-from experiments.app.config import ConstraintsConfig, SolverConfig, SpaceConfig, register
-from experiments.app.config_errors import config_of
+from experiments.app.common import config_names
+from experiments.app.config import ConstraintsConfig, SolverConfig, SpaceConfig
 from experiments.app.configurations import named_cluster, named_model
 from experiments.app.verbs import VERBS
 from hexiopt.problem.problem import Problem
@@ -22,6 +17,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.solving.registry import parameters
 from solvers import registry
 from tests.conftest import ROOT, Run
+from tests.experiments.command_line import job_of
 from tests.slow import slow_but
 from tests.solvers.every_solver.contract import ONE_OF_A_KIND
 
@@ -32,17 +28,6 @@ STEPS = ("solver.max_steps=100", "bound.time_limit_s=0")
 SHORT = ("workload.seq_len=131072",)
 LESS = {"hexiseq_simulations": (*SHORT, "model=gpt_13b"), "hexiseq_pairs": SHORT}
 """Of experiments that are sweeps, what leaves few jobs."""
-
-
-def job_of(tmp_path: Path, overrides: Sequence[str]) -> Job:
-    register("plan")
-    solver_config.register()
-    with initialize_config_module("conf", version_base="1.3"):
-        cfg = compose("plan", list(overrides), return_hydra_config=True)
-        choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        del cfg["hydra"]
-    return Job(config_of(cfg, "plan"), tmp_path, choices, overrides, in_sweep=True)
 
 
 def headers(group: str, name: str) -> list[list[str]]:
@@ -75,21 +60,21 @@ def test_every_model_builds_a_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(CLUSTERS[:1], CLUSTERS))
-def test_every_cluster_composes(tmp_path: Path, name: str) -> None:
-    job = job_of(tmp_path, [f"cluster={name}", "model=tiny", "workload.precision=fp32"])
+def test_every_cluster_composes(name: str) -> None:
+    job = job_of("plan", [f"cluster={name}", "model=tiny", "workload.precision=fp32"])
     assert job.problem.cluster == named_cluster(name)
 
 
 @pytest.mark.parametrize("name", slow_but(MODELS[:1], MODELS))
-def test_every_model_composes(tmp_path: Path, name: str) -> None:
-    job = job_of(tmp_path, ["cluster=small_mixed", f"model={name}", "workload.seq_len=512"])
+def test_every_model_composes(name: str) -> None:
+    job = job_of("plan", ["cluster=small_mixed", f"model={name}", "workload.seq_len=512"])
     assert job.problem.model == named_model(name)
 
 
 @pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, registry.names()))
-def test_every_solver_is_configured_by_the_parameters_of_its_dataclass(tmp_path: Path, name: str) -> None:
+def test_every_solver_is_configured_by_the_parameters_of_its_dataclass(name: str) -> None:
     """And its defaults; oracles have more time."""
-    config = job_of(tmp_path, [f"solver={name}"]).config.solver
+    config = job_of("plan", [f"solver={name}"]).config.solver
     made = registry.solver_class(name)
     own = {one.name for one in parameters(made)}
     assert {one.name for one in fields(config)} == own | {one.name for one in fields(SolverConfig)}
@@ -97,7 +82,7 @@ def test_every_solver_is_configured_by_the_parameters_of_its_dataclass(tmp_path:
     assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)
 
 
-@pytest.mark.parametrize("name", slow_but(("even", "long_context", "hexiscale_case_study"), EXPERIMENTS))
+@pytest.mark.parametrize("name", slow_but(("even",), EXPERIMENTS))
 def test_every_experiment_runs_by_the_command_in_its_header(hexiopt: Run, name: str) -> None:
     ran = hexiopt(*header("experiment", name), *LESS.get(name, ()), "solver=local_search", *STEPS, "report=false")
     assert ran.code == 0, ran.err
@@ -111,6 +96,7 @@ def test_every_experiment_composes_by_its_commands(hexiopt: Run, name: str) -> N
         assert ran.code == 0, ran.err
 
 
+@pytest.mark.slow
 def test_seeds_are_a_sweep(hexiopt: Run) -> None:
     ran = hexiopt(*header("sweep", "seeds"), "solver=random", "solver.max_steps=5", "bound.time_limit_s=0")
     assert ran.code == 0, ran.err
@@ -135,14 +121,14 @@ def test_slurm_runs_each_job_of_the_seeds(hexiopt: Run) -> None:
         assert line in ran.out
 
 
-def test_the_even_experiment_takes_every_freedom(tmp_path: Path) -> None:
-    space = job_of(tmp_path, ["experiment=even"]).config.plan_space()
+def test_the_even_experiment_takes_every_freedom() -> None:
+    space = job_of("plan", ["experiment=even"]).config.plan_space()
     freedoms = {name for name in SWITCHES if getattr(space, name)}
     assert not freedoms
 
 
-def test_the_schema_has_the_defaults_of_the_library(tmp_path: Path) -> None:
-    config = job_of(tmp_path, []).config
+def test_the_schema_has_the_defaults_of_the_library() -> None:
+    config = job_of("plan", []).config
     assert config.workload.workload() == Workload()
     assert config.plan_space() == Space()
     stated = {field.name for field in (*fields(SpaceConfig), *fields(ConstraintsConfig))}

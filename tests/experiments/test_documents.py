@@ -4,17 +4,22 @@ Every line of a `bash` block that starts with hexiopt is run, page by page and i
 page's files (a `yaml` block whose first line is `# NAME`) and experiments/data. Commands that search get a budget in
 steps, which means the same on every machine, and no time for the bound where none is stated; the many searches of a
 sweep draw no report, and `profile` gets little time; `validate` gets every tenth of the published runs. Lines that
-start with make or source are not run.
+start with make or source are not run, nor, but in the README, what tests of their own run so, and those that an earlier
+one is like but for values, unless another needs what they write.
 """
 
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from experiments.app.common import config_names
 from experiments.app.config import READS
+from experiments.app.flags import parse
+from experiments.app.verb_help import refuse_unread
 from experiments.app.verbs import VERBS
 from solvers.registry import BUILT_IN
 from tests.conftest import ROOT, Run
@@ -25,6 +30,10 @@ QUICK = {
     "profile": ["profile.seconds=0.02", "profile.processes=1"],
     "validate": [f"data={RUNS}"],
 }
+OWN_TESTS = (  # beginnings of commands that tests of their own run so
+    *("calibrate", "emulate", "export export.checkpoint"),
+    *("train plan=", "train cluster=small_mixed model=tiny "),
+)
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -61,14 +70,48 @@ def budget(words: list[str]) -> list[str]:
     return ["solver.max_steps=40", *([] if stated else bound)]
 
 
-RUNNABLE = [  # the README in `make test`, the pages beside: they take 20 to 30 s each
-    pytest.param(page, id=page.name, marks=[] if page == README else [pytest.mark.slow])
-    for page in PAGES
-    if commands(page) and page.name != "add_a_solver.md"  # whose solver its own test installs first
-]
+RUNNABLE = [page for page in PAGES if commands(page) and page.name != "add_a_solver.md"]  # whose solver is none of ours
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_commands_name_what_there_is(page: Path) -> None:
+    """Verbs, flags, keys and configurations; slow tests run them."""
+    written = {block.splitlines()[0].removeprefix("# ").strip() for block in blocks(page, "yaml")}
+    for verb, *words in commands(page):
+        assert verb in VERBS or verb.startswith("-"), verb
+        flags = parse(words)
+        if verb not in VERBS or flags.shell_completion:
+            continue
+        refuse_unread(verb, flags.overrides)
+        keys = {key.partition(".")[0] for key in READS[verb]} | {"hydra", "experiment", "sweep"}
+        for key, _, value in (word.lstrip("+~").partition("=") for word in flags.overrides):
+            assert key.partition(".")[0].partition("/")[0] in keys, key
+            if key in ("cluster", "model", "experiment"):
+                for name in value.split(","):
+                    assert name in {*config_names(key), *written} or "/" in name, name
+
+
+@cache
+def commands_to_run(page: Path) -> list[list[str]]:
+    earlier = {like(words) for other in RUNNABLE[: RUNNABLE.index(page)] for words in commands_to_run(other)}
+    chosen: list[list[str]] = []
+    for words in reversed(commands(page)):  # those that need a folder before those that write it
+        folder = next((word.partition("=")[2] for word in words if word.startswith("hydra.run.dir=")), None)
+        needed = folder is not None and any(folder in word for later in chosen for word in later)
+        tested = page != README and " ".join(words).startswith(OWN_TESTS)
+        if not tested and (needed or like(words) not in earlier):
+            chosen.insert(0, words)
+    return chosen
+
+
+def like(words: list[str]) -> tuple[str, frozenset[str]]:
+    """Verb and keys of a command, without folders."""
+    keys = {word.partition("=")[0] for word in words[1:]}
+    return words[0], frozenset(keys - {"hydra.run.dir", "hydra.sweep.dir"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [*filter(commands_to_run, RUNNABLE)], ids=lambda page: page.name)
 def test_commands_run(page: Path, hexiopt: Run, tmp_path: Path) -> None:
     pytest.importorskip("pymetis")
     pytest.importorskip("joblib")
@@ -79,7 +122,7 @@ def test_commands_run(page: Path, hexiopt: Run, tmp_path: Path) -> None:
     for block in blocks(page, "yaml"):
         name = block.splitlines()[0].removeprefix("# ").strip()
         (tmp_path / name).write_text(block)
-    for words in commands(page):
+    for words in commands_to_run(page):
         ran = hexiopt(*words, *(budget(words) if searches(words) else QUICK.get(words[0], [])))
         assert ran.code == 0, f"{shlex.join(words)}: {ran.err}"
         assert ran.out

@@ -71,7 +71,7 @@ def test_launchers_take_every_plan_with_our_trainer(hexiopt: Run, tmp_path: Path
 REFUSING = ("megatron", "megatron_bridge", "torchtitan", "galvatron", "deepspeed", "flagscale", "accelerate")
 
 
-@pytest.mark.parametrize("name", slow_but(("megatron", "flagscale"), REFUSING))
+@pytest.mark.parametrize("name", slow_but(("megatron",), REFUSING))
 def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str, name: str) -> None:
     """Refused, planned again as the refusal says, exported by a launcher, and read back at the same price."""
     line = refused(hexiopt("export", uneven, f"export.format={name}", "hydra.run.dir=refused"))
@@ -188,6 +188,7 @@ def test_somebodys_script_is_priced_and_drawn(hexiopt: Run, tmp_path: Path) -> N
     assert "50257, that of GPT-2's tokenizer, is assumed" in " ".join(ran.out.split())
 
 
+@pytest.mark.slow
 def test_beside_a_layout_that_does_not_fit_what_fits_is_better(hexiopt: Run, tmp_path: Path) -> None:
     """Printed, written and drawn, though it is slower; what was read stands first, and the notes in every file."""
     cases = ROOT / "tests" / "cases"

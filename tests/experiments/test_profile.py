@@ -9,6 +9,7 @@ import pytest
 from hexiopt.files.cluster_file import read_cluster
 from hexiopt.reading import read_mapping
 from tests.conftest import Run
+from tests.slow import slow_but
 
 pytest.importorskip("torch")
 
@@ -21,6 +22,7 @@ machines:
 """
 
 
+@pytest.mark.slow
 def test_a_machine_is_measured_and_planned_on(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     ran = hexiopt(
@@ -58,20 +60,20 @@ def test_a_machine_is_measured_and_planned_on(hexiopt: Run, tmp_path: Path) -> N
     assert ran.code == 0, ran.err
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["profile.seconds=0"], r"profile: seconds: 0\.0 is out of range"),
-        (["profile.seconds=601"], r"profile: seconds: 601\.0 is out of range"),
-        (["profile.processes=0"], r"profile: processes: 0 is out of range"),
-        (["profile.precision=fp8"], r"profile: precision: 'fp8' is not known"),
-        (["profile.name="], r"profile\.name: '' is not a name"),
-        (["profile.base=none.yaml"], r"none\.yaml: the file does not exist"),
-        (["profile.base=bad.yaml"], r"bad\.yaml: machines\[0\]\.gpu: 'rtx_309' is not a known GPU"),
-        (["profile.machine=a b"], r"profile\.machine: 'a b' is not a name"),
-        (["profile.base=base.yaml", "profile.machine=elsewhere"], r"profile\.base: has no machine 'elsewhere'"),
-    ],
-)
+BAD = [
+    (["profile.seconds=0"], r"profile: seconds: 0\.0 is out of range"),
+    (["profile.seconds=601"], r"profile: seconds: 601\.0 is out of range"),
+    (["profile.processes=0"], r"profile: processes: 0 is out of range"),
+    (["profile.precision=fp8"], r"profile: precision: 'fp8' is not known"),
+    (["profile.name="], r"profile\.name: '' is not a name"),
+    (["profile.base=none.yaml"], r"none\.yaml: the file does not exist"),
+    (["profile.base=bad.yaml"], r"bad\.yaml: machines\[0\]\.gpu: 'rtx_309' is not a known GPU"),
+    (["profile.machine=a b"], r"profile\.machine: 'a b' is not a name"),
+    (["profile.base=base.yaml", "profile.machine=elsewhere"], r"profile\.base: has no machine 'elsewhere'"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), slow_but(BAD[::3], BAD))
 def test_bad_input_is_a_line_and_writes_nothing(
     hexiopt: Run, tmp_path: Path, overrides: list[str], message: str
 ) -> None:

@@ -85,6 +85,7 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "plan.json").is_file()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
     ran = interrupted("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
     again = "the same command with sweep.resume=true hydra.sweep.dir=sweep runs the others"
@@ -104,6 +105,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert err == ""
 
 
+@pytest.mark.slow
 def test_closed_standard_streams_are_no_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hexiopt", "plan", *TINY, "report=false", "hydra.run.dir=out"]
     closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command]
@@ -126,7 +128,7 @@ def test_interrupt_outside_the_main_thread_is_left_alone() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("name", ["experiments", "solvers"])
+@pytest.mark.parametrize("name", slow_but(("solvers",), ("experiments", "solvers")))
 def test_an_own_folder_is_one_line_with_python_m_and_nothing_to_the_program(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
@@ -176,7 +178,7 @@ def test_completion_in_a_shell(tmp_path: Path) -> None:
     assert "hydra_bash_completion" in registered
 
 
-@pytest.mark.parametrize("name", ["solvers", "conf"])
+@pytest.mark.parametrize("name", slow_but(("conf",), ("solvers", "conf")))
 def test_a_folder_that_hides_our_package_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")

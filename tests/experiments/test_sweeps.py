@@ -32,7 +32,7 @@ def statuses(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((tmp_path / "sweep").glob("*/status.json"))]
 
 
-@pytest.mark.parametrize("launcher", slow_but(("joblib",), LAUNCHERS))
+@pytest.mark.parametrize("launcher", slow_but(("basic",), LAUNCHERS))
 def test_a_bad_job_does_not_end_the_sweep(hexiopt: Run, tmp_path: Path, launcher: str) -> None:
     if launcher == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -126,6 +126,7 @@ def test_a_swept_value_of_a_cluster(hexiopt: Run, tmp_path: Path) -> None:
     assert "cluster.inter_machine.bandwidth_gb_per_s=1" in statuses(tmp_path)[0]["overrides"]
 
 
+@pytest.mark.slow
 def test_price_and_compare_sweep(hexiopt: Run, tmp_path: Path) -> None:
     assert hexiopt("plan", "-m", *TINY, "seed=0,1").code == 0
     plans = ",".join(str(path) for path in sorted(tmp_path.glob("sweep/*/plan.json")))
@@ -199,6 +200,7 @@ def test_a_plan_on_changed_problems_is_several_jobs(hexiopt: Run, tmp_path: Path
     assert times_s["workload.global_batch=128"] < times_s["workload.global_batch=256"]
 
 
+@pytest.mark.slow
 def test_the_newest_sweep_is_resumed_where_none_is_named(hexiopt: Run, tmp_path: Path) -> None:
     swept = ("plan", "-m", *(word for word in TINY if not word.startswith("hydra.")), "seed=0,1")
     assert hexiopt(*swept).code == 0
@@ -208,6 +210,7 @@ def test_the_newest_sweep_is_resumed_where_none_is_named(hexiopt: Run, tmp_path:
     assert len(list(tmp_path.glob("multirun/**/status.json"))) == 2
 
 
+@pytest.mark.slow
 def test_collect_counts_the_jobs_that_were_asked_for(hexiopt: Run, tmp_path: Path) -> None:
     assert hexiopt("plan", "-m", *TINY, "seed=range(3)", "solver.max_steps=2,3").code == 0
     for name in ("1", "4"):
@@ -330,6 +333,7 @@ def test_collect_has_a_row_a_solver_of_each_comparison(
         assert float(own[0]["result.step_time_s"]) == best["prediction"]["step_time_s"]
 
 
+@pytest.mark.slow
 def test_collect_fills_in_what_other_jobs_leave_as_it_is(hexiopt: Run, tmp_path: Path) -> None:
     swept = ("plan", "-m", *TINY[:-1])
     assert hexiopt(*swept, "space.uneven_layers=false", "constraints.max_tp=1", "hydra.sweep.dir=a").code == 0

@@ -24,6 +24,7 @@ def events(folder: Path, kind: str) -> list[Any]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+@pytest.mark.slow
 def test_a_dataset_with_validation_and_a_trace(hexiopt: Run, tmp_path: Path, plan: Path) -> None:  # noqa: F811
     pytest.importorskip("datasets")
     rows(tmp_path)
@@ -77,35 +78,3 @@ def test_training_is_the_same_with_validation(hexiopt: Run, tmp_path: Path, plan
         losses.append([(one["loss"], one["norm"]) for one in events(tmp_path / name, "step")])
     assert losses[0] == losses[1]
     assert len(events(tmp_path / "with", "validation")) == 5
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["train.validation=1.5"], "train: validation"),
-        (["train.validation=0"], "train: validation: 0 is no share between 0 and 1"),
-        (["train.validation=none.txt"], "none.txt"),
-        (["train.validation_every=0"], "train: validation_every"),
-        (["train.document_masking=true"], "train: document_masking: True needs to know where documents end"),
-        (["train.separator=[1]"], "train: separator"),
-        (["train.separator=999"], "train.separator: 999 is no token; the model's are from 0 to"),
-        (["train.separator='</s>'"], "train.separator: '</s>' is a text, and there is no train.tokenizer"),
-        (["train.loggers=[excel]"], "train: loggers: 'excel' is not known"),
-        (["train.loggers=[wandb]", "train.launch=torchrun"], "loggers: there are none under torchrun"),
-        (["train.trace_steps=-1"], "train: trace_steps"),
-        (["train.trace_steps=49"], "train.trace_steps: 49 after the first 2 are more than the 50 steps of this run"),
-        (["train.data=none-*.jsonl"], "does not exist"),
-    ],
-)
-def test_bad_corpora_start_nothing(
-    hexiopt: Run,
-    tmp_path: Path,
-    plan: Path,  # noqa: F811
-    overrides: list[str],
-    message: str,
-) -> None:
-    ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained", *overrides)
-    assert ran.code == 2
-    assert message in ran.err, ran.err
-    assert ran.err.count("\n") == 1
-    assert not (tmp_path / "trained" / "run.json").exists()

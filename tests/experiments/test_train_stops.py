@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from experiments.app.common import interrupt
+from runtime.launch.head import Stop
 from runtime.launch.meeting import TrainingFailedError
 from runtime.state.checkpoint import INDEX, finished
 from tests.conftest import ROOT, Ran, Run
 from tests.experiments.test_train import plan  # noqa: F401
 
+CTRL_C = "Ctrl-C"
 TRAIN = ("train.steps=5000", "train.checkpoint_every=1000", "train.device=cpu", "report=false")
 # Ctrl-C also where this runs in the background, where shells let it be ignored.
 _HEARS_CTRL_C = """
@@ -50,6 +53,7 @@ def steps(folder: Path) -> list[int]:
     return [event["step"] for event in events if event["event"] == "step"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_and_says_what_resumes_it(hexiopt: Run, tmp_path: Path, plan: Path) -> None:  # noqa: F811
     ran = interrupted(tmp_path, f"plan={plan}", *TRAIN)
     assert ran.code == 130, ran.err
@@ -76,12 +80,16 @@ def test_a_second_ctrl_c_or_no_time_ends_it_at_once(tmp_path: Path, plan: Path, 
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
-    """What a run that fails tells before it does; a word is a checkpoint."""
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
+    """What a run tells before it fails, or before a Ctrl-C ends it; another word is a checkpoint."""
     events: list[dict[str, Any] | str] = []
 
-    def trained(run: Any, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+    def trained(run: Any, *_: Any, stop: Stop, **__: Any) -> Iterator[dict[str, Any]]:
         for event in events:
+            if event == CTRL_C:
+                interrupt.pressed = True
+                assert stop.asked()
+                return
             if isinstance(event, str):
                 (run.checkpoints / event).mkdir(parents=True)
                 (run.checkpoints / event / INDEX).touch()
@@ -117,21 +125,32 @@ def step(number: int) -> dict[str, Any]:
 def test_a_run_that_fails_says_at_which_step_and_what_resumes_it(
     hexiopt: Run,
     plan: Path,  # noqa: F811
-    failing: list[dict[str, Any] | str],
+    told: list[dict[str, Any] | str],
     events: list[dict[str, Any] | str],
     folder: str,
     said: str,
 ) -> None:
-    failing += events
+    told += events
     ran = hexiopt("train", f"plan={plan}", "report=false", f"hydra.run.dir='{folder}'")
     assert (ran.code, ran.err.splitlines()[-1]) == (1, f"hexiopt: rank 1 (old:0): out of memory{said}")
+
+
+def test_a_stopped_run_says_what_resumes_it(
+    hexiopt: Run,
+    plan: Path,  # noqa: F811
+    told: list[dict[str, Any] | str],
+) -> None:
+    """Without processes; a slow test presses Ctrl-C."""
+    told += [step(1), step(2), "step-00000002", CTRL_C]
+    ran = hexiopt("train", f"plan={plan}", "report=false", "hydra.run.dir=out")
+    last = "hexiopt: interrupted at step 2; resume with train.resume=out/checkpoints/step-00000002"
+    assert (ran.code, ran.err.splitlines()[-1]) == (130, last)
 
 
 def test_ctrl_c_in_the_search_keeps_its_plan_and_trains_nothing(
     hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from experiments import train
-    from experiments.app.common import interrupt
 
     search = train.search
 
@@ -146,43 +165,9 @@ def test_ctrl_c_in_the_search_keeps_its_plan_and_trains_nothing(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"plan.json"}
 
 
-def bad_data(folder: Path) -> None:
-    (folder / "empty.txt").touch()
-    (folder / "empty.jsonl").touch()
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("text")
-    (folder / "texts" / "b.txt").symlink_to("nowhere")
-    (folder / "no.npy").write_text("text")
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ("train.data=nowhere.txt", "nowhere.txt: cannot be read (No such file or directory); check path"),
-        ("train.data=empty.txt", "empty.txt: is empty; give a text of one sequence at least (workload.seq_len)"),
-        ("train.data=empty.jsonl", "empty.jsonl: is empty"),
-        ("train.data=texts", "texts/b.txt: cannot be read (No such file or directory)"),
-        ("train.data=no.npy", "no.npy: is not a whole .npy file"),
-        ("train.validation=empty.txt", "empty.txt: is empty"),
-        ("train.tokenizer=none.json", "none.json: the file does not exist"),
-        ("train.resume=nowhere", "nowhere: is not a checkpoint"),
-        ("train.weights=nowhere", "nowhere"),
-    ],
-)
-def test_inputs_are_opened_before_the_search(
-    hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, said: str
-) -> None:
-    bad_data(tmp_path)
-    monkeypatch.setattr("experiments.train.search", lambda *_: pytest.fail("a plan was searched"))
-    ran = hexiopt("train", "cluster=small_mixed", "model=tiny", data, "hydra.run.dir=out")
-    assert ran.code == 2
-    assert said in ran.err
-    assert ran.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_data_are_opened_before_torch_is_loaded(tmp_path: Path) -> None:
-    bad_data(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "b.txt").symlink_to("nowhere")
     code = "import sys; from experiments.app.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     words = ["train", "cluster=small_mixed", "model=tiny", "train.data=texts"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -191,10 +176,3 @@ def test_data_are_opened_before_torch_is_loaded(tmp_path: Path) -> None:
     )
     assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
     assert "texts/b.txt: cannot be read" in ran.stderr
-
-
-def test_a_text_that_is_too_short_is_named_itself(hexiopt: Run, tmp_path: Path, plan: Path) -> None:  # noqa: F811
-    (tmp_path / "short.txt").write_text("to be")
-    ran = hexiopt("train", f"plan={plan}", "train.data=short.txt", "hydra.run.dir=out")
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "short.txt: has 5 tokens, and one window takes 33 (workload.seq_len + 1)" in ran.err

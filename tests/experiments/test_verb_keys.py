@@ -76,7 +76,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("verb", slow_but(("plan", "price", "replan", "train", "export", "discover"), VERBS))
+@pytest.mark.parametrize("verb", slow_but(("price", "export", "discover"), VERBS))
 def test_a_verb_reads_what_the_table_says(
     verb: str, hexiopt: Run, tmp_path: Path, read: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import read_plan
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, RTX, STEPS, TINY, edit, planned, refused
+from tests.slow import slow_but
 
 
 def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_an_old_name_is_told_in_one_line(hexiopt: Run) -> None:
     assert "hexiscale" in ran.out
 
 
-@pytest.mark.parametrize("verb", ["compare", "emulate"])
+@pytest.mark.parametrize("verb", slow_but(("emulate",), ("compare", "emulate")))
 def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> None:
     """Each named solver has the options that it takes: Espresso's money needs prices, which this cluster lacks."""
     command = (verb, *STEPS, f"{verb}.solvers=[random,espresso]", "workload.optimizer_sharding=1")
@@ -199,7 +200,7 @@ def test_a_solvers_options_hold_where_several_run(hexiopt: Run, verb: str) -> No
 
 
 def test_compare_writes_a_row_a_solver(hexiopt: Run, tmp_path: Path) -> None:
-    steps = ("solver.time_limit_s=59", "solver.max_steps=150")
+    steps = ("solver.time_limit_s=59", "solver.max_steps=60")
     ran = hexiopt("compare", *TINY[:3], *steps, "compare.solvers=[random,local_search]", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (0, "")
     assert (tmp_path / "out" / "comparison.png").read_bytes()[:4] == b"\x89PNG"

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,11 @@ def prices(golden: Data, fresh: bool = False) -> Iterator[Data]:
         yield {"problem_sha256": problem_sha256(problems[key[0]]), **found}
 
 
-def plans(golden: Data, solver: str) -> dict[str, Data]:
-    """What a solver finds now for each problem that it has an outcome for, by the problem's name."""
+def plans(golden: Data, solver: str, names: Iterable[str] | None = None) -> dict[str, Data]:
+    """What a solver finds now for the problems of some `names`, by default for each that it has an outcome for."""
     return {
         name: outcome.solve(solver, outcome.problem_of(golden["problems"][name]), golden["max_steps"], golden["seed"])
-        for name in golden["solvers"][solver]
+        for name in (golden["solvers"][solver] if names is None else names)
     }
 
 

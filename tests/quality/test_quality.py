@@ -29,6 +29,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "stored.json"
 
 
+@pytest.mark.slow
 def test_what_was_stored_is_no_worse_and_what_was_better_is_seen(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ def test_the_longest_time_limit_is_no_error() -> None:
     assert found.plan is not None
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_large_fleet_in_few_steps() -> None:
     """960 GPUs of five types, where the portfolio once found none in 10 s; 45.4 s is what equal pipelines reach."""
     fleet = read_cluster(ROOT / "conf" / "cluster" / "fleet.yaml")
@@ -113,10 +114,10 @@ def test_no_more_steps_than_there_are(steps: int) -> None:
 
 
 def test_a_proved_gap_ends_the_search() -> None:
-    whole = make_solver("portfolio").solve(easy(), Budget(3600.0, 200))
+    whole = make_solver("portfolio").solve(easy(), Budget(3600.0, 80))
     gap = (whole.objective - whole.bound_s) / whole.objective
     assert gap > 0.02
-    soon = make_solver("portfolio", gap=min(0.95, gap + 0.05)).solve(easy(), Budget(3600.0, 200))
+    soon = make_solver("portfolio", gap=min(0.95, gap + 0.05)).solve(easy(), Budget(3600.0, 80))
     assert soon.steps < whole.steps
     assert soon.objective * (1 - gap - 0.05) <= soon.bound_s
 

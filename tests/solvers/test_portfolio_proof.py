@@ -41,6 +41,7 @@ def test_the_proof_never_makes_the_plan_worse(problem: Problem) -> None:
     assert Portfolio().solve(problem, STEPS).objective <= alone.best_s
 
 
+@pytest.mark.slow
 def test_a_gap_ends_the_proof() -> None:
     """Of a problem that packings alone do not prove."""
     rough, whole = (Portfolio(gap).solve(random_problem(9), STEPS) for gap in (0.05, 0.0))

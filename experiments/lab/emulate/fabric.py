@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments.lab.emulate.pace import INTERFACE, NAMESPACES
+from experiments.lab.emulate.namespaces import INTERFACE, NAMESPACES
 from hexiopt.errors import InputError
 from hexiopt.problem.cluster import Cluster
 

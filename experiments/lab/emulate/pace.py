@@ -1,8 +1,6 @@
 """How slow a rank is made where a cluster is emulated: what it computes takes so long, what it sends leaves so late."""
 
-import ctypes
 import json
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -12,16 +10,13 @@ from threading import Lock, Timer
 
 from torch import Tensor
 
+from experiments.lab.emulate.namespaces import INTERFACE, enter
 from hexiopt.files.plan_file import write_text
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import OperationKind
 from runtime.mapping.times import StepTimes
 from runtime.parallel.hooks import Hooks, Part
-
-INTERFACE = "eth0"  # of a device, inside its network namespace
-NAMESPACES = Path("/run/netns")
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of setns(2)
 
 
 @dataclass(frozen=True)
@@ -152,12 +147,3 @@ class PaceHooks(Hooks):
 def hooks_of(path: Path, rank: int) -> Hooks:
     """Those of a rank whose pace stands in a file that `write_paces` wrote."""
     return PaceHooks(read_pace(path, rank))
-
-
-def enter(namespace: str) -> None:
-    """Put the calling process (one thread so far) into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with (NAMESPACES / namespace).open() as handle:
-        if libc.setns(handle.fileno(), _NEW_NETWORK):
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error), namespace)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from hexiopt.schedules.registry import SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule
 from tests.conftest import STRESS
 from tests.hexiopt.cost.test_late_weights import split_plan
+from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.oracle import every_plan
 from tests.strategies import problems_with_depths, problems_with_plans, roomy_problems_with_plans
@@ -100,15 +102,26 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert forced > 1.2 * bound
 
 
+# Of a clock that counts them: from tables alone to many boxes.
+READINGS = pytest.mark.parametrize("readings", slow_but((20,), (3, 20, 80, 400)))
+
+
+def counted_bound_s(model: PlanPricer, readings: int) -> float:
+    """The bound after so many readings of the clock, so that it is the same on any machine."""
+    counted = itertools.count()
+    return lower_bound_s(model, float(readings), lambda: float(next(counted)))
+
+
+@READINGS
 @settings(max_examples=200 if STRESS else 15)
-@given(pair=problems_with_plans() | roomy_problems_with_plans(), time_limit_s=st.sampled_from((0.01, 0.05, 0.3)))
-def test_no_plan_beats_the_raised_bound(pair: tuple[Problem, Plan], time_limit_s: float) -> None:
+@given(pair=problems_with_plans() | roomy_problems_with_plans())
+def test_no_plan_beats_the_raised_bound(readings: int, pair: tuple[Problem, Plan]) -> None:
     """Interleaved, replicated, sharded in any way: whatever time the program had."""
     problem, plan = pair
     model = PlanPricer(problem)
     cost = model.price(plan)
     if cost.fits:
-        assert lower_bound_s(model) <= lower_bound_s(model, time_limit_s) <= cost.step_time_s
+        assert lower_bound_s(model) <= counted_bound_s(model, readings) <= cost.step_time_s
 
 
 def profile_of(problem: Problem) -> Profile:
@@ -122,15 +135,11 @@ def profile_of(problem: Problem) -> Profile:
     return Profile(tuple(entries))
 
 
+@READINGS
 @settings(max_examples=200 if STRESS else 25)
-@given(
-    pair=problems_with_plans() | roomy_problems_with_plans(),
-    time_limit_s=st.sampled_from((0.05, 0.3)),
-    named=st.booleans(),
-    measured=st.booleans(),
-)
+@given(pair=problems_with_plans() | roomy_problems_with_plans(), named=st.booleans(), measured=st.booleans())
 def test_no_plan_with_split_backwards_beats_the_raised_bound(
-    pair: tuple[Problem, Plan], time_limit_s: float, named: bool, measured: bool
+    readings: int, pair: tuple[Problem, Plan], named: bool, measured: bool
 ) -> None:
     """Whether the problem names the schedule, or leaves it open and allows such plans beside the others; also where a
     profile has measured the layers."""
@@ -146,22 +155,17 @@ def test_no_plan_with_split_backwards_beats_the_raised_bound(
     if measured:
         problem = replace(problem, cluster=replace(problem.cluster, profile=profile_of(problem)))
     model = PlanPricer(problem)
-    bound_s = lower_bound_s(model, time_limit_s)
+    bound_s = counted_bound_s(model, readings)
     for one in (plan,) if named else (plan, whole):
         cost = model.price(one)
         if cost.fits:
             assert bound_s <= cost.step_time_s
 
 
+@READINGS
 @settings(max_examples=200 if STRESS else 25)
-@given(
-    pair=problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0]),
-    time_limit_s=st.sampled_from((0.05, 0.3)),
-    named=st.booleans(),
-)
-def test_no_plan_of_other_depths_beats_the_raised_bound(
-    pair: tuple[Problem, Plan], time_limit_s: float, named: bool
-) -> None:
+@given(pair=problems_with_depths() | problems_with_depths(SPLIT_SCHEDULES[0]), named=st.booleans())
+def test_no_plan_of_other_depths_beats_the_raised_bound(readings: int, pair: tuple[Problem, Plan], named: bool) -> None:
     """Where the space leaves depths free, whatever numbers of micro-batches stages have in flight."""
     problem, plan = pair
     if not named:
@@ -170,11 +174,13 @@ def test_no_plan_of_other_depths_beats_the_raised_bound(
     model = PlanPricer(problem)
     cost = model.price(plan)
     if cost.fits:
-        assert compute_bound_s(model) <= lower_bound_s(model, time_limit_s) <= cost.step_time_s
+        assert compute_bound_s(model) <= counted_bound_s(model, readings) <= cost.step_time_s
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("split", SPLIT_SCHEDULES)
+@pytest.mark.parametrize(
+    ("split", "recompute"),
+    slow_but([*zip(SPLIT_SCHEDULES, ("none", "full"), strict=False)], product(SPLIT_SCHEDULES, ("none", "full"))),
+)
 def test_the_bound_of_split_backwards_is_near_the_best_of_all_plans(split: Schedule, recompute: str) -> None:
     """By pricing every plan of a tiny problem; also where whole backwards are allowed beside them."""
     problem = problems.loose()
@@ -182,14 +188,8 @@ def test_the_bound_of_split_backwards_is_near_the_best_of_all_plans(split: Sched
     problem = replace(problem, workload=workload, space=Space(max_micro_batch_size=1, split_backward=True))
     model = PlanPricer(problem)
     best_s = min(model.price(plan).objective for plan in every_plan(problem))
-    assert max(1.2 * compute_bound_s(model), 0.85 * best_s) < _proved_s(problem) <= best_s
-    assert _proved_s(replace(problem, workload=replace(workload, schedule=AUTO))) <= best_s
-
-
-def _proved_s(problem: Problem) -> float:
-    """The bound after many readings of a clock that counts them, so that it is the same on any machine."""
-    counted = itertools.count()
-    return lower_bound_s(PlanPricer(problem), 4000.0, lambda: float(next(counted)))
+    assert max(1.2 * compute_bound_s(model), 0.85 * best_s) < counted_bound_s(model, 4000) <= best_s
+    assert counted_bound_s(PlanPricer(replace(problem, workload=replace(workload, schedule=AUTO))), 4000) <= best_s
 
 
 def test_one_device_meets_the_raised_bound() -> None:
@@ -202,7 +202,7 @@ def test_one_device_meets_the_raised_bound() -> None:
     )
     pricer = PlanPricer(problem)
     step_s = pricer.price(Plan((Pipeline((Stage.of((0,), 0, 8),), 16),))).step_time_s
-    bound_s = lower_bound_s(pricer, 5.0)
+    bound_s = counted_bound_s(pricer, 1000)
     assert lower_bound_s(pricer) < 0.95 * bound_s
     assert 0.98 * step_s < bound_s <= step_s
 
@@ -215,15 +215,13 @@ def test_memory_raises_the_bound() -> None:
     large = replace(roomy, model=replace(MODEL, hidden_size=8192, ffn_size=28672, num_heads=64, num_kv_heads=64))
     for problem, least in ((roomy, 1.0), (large, 1.05)):
         model = PlanPricer(problem)
-        assert lower_bound_s(model, 4.0) >= least * lower_bound_s(model)
+        assert counted_bound_s(model, 1000) >= least * lower_bound_s(model)
 
 
 def test_a_clock_alone_decides_how_far_the_bound_is_raised() -> None:
     """Of a clock that counts its readings, equal limits give equal bounds, and longer ones none that are lower."""
-    model, found = PlanPricer(two_kinds(global_batch=16, recompute="none", schedule="1f1b")), []
-    for readings in (0, 40, 40, 4000):
-        counted = itertools.count()
-        found.append(lower_bound_s(model, float(readings), lambda counted=counted: float(next(counted))))  # type: ignore[misc]
+    model = PlanPricer(two_kinds(global_batch=16, recompute="none", schedule="1f1b"))
+    found = [counted_bound_s(model, readings) for readings in (0, 40, 40, 4000)]
     assert found[0] <= found[1] == found[2] <= found[3]
     assert found[0] < found[3]
 

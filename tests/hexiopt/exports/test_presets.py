@@ -16,6 +16,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.exports.random_plans import LLAMA_7B
+from tests.slow import slow_but
 
 FREE = Problem(Cluster.of({"a100_80gb_sxm": 8}, name="c"), LLAMA_7B, Workload(64, 4096, "fp16"))
 
@@ -46,7 +47,7 @@ def random_problem(trainer: str, rng: random.Random) -> Problem:
     return Problem(cluster, model, Workload(batch, rng.choice((512, 1000)), "bf16"))
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", slow_but(list(TRAINERS)[::3], TRAINERS))
 def test_plans_under_a_preset_are_exported(name: str) -> None:
     assert_exported(name, range(2))
 

@@ -19,6 +19,7 @@ from hexiopt.reading import Section
 from tests.hexiopt.files.test_model_kinds import KINDS, NAMES, drawn
 from tests.hexiopt.files.test_model_types import JUNK
 from tests.model_types import PAGE
+from tests.slow import slow_but
 
 MOONLIGHT = {
     "model_type": "deepseek_v3",
@@ -322,7 +323,7 @@ def assert_a_model_or_one_line(config: dict[str, Any]) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(NAMES[::4], NAMES))
 def test_junk_in_a_file_gives_a_model_or_one_line(name: str) -> None:
     rng = random.Random(name)
     keys = sorted(KINDS[name].names | {"layer_types", "rope_parameters", "quantization_config", "per_layer_config"})

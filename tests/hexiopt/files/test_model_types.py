@@ -175,7 +175,7 @@ JUNK = (
 )
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("kind", slow_but(NAMES[::4], NAMES))
 def test_junk_in_a_file_gives_a_model_or_one_line(kind: str) -> None:
     rng = random.Random(kind)
     keys = [name for fact in TYPES[kind].facts.values() if isinstance(fact, Key) for name in fact.names]

@@ -14,6 +14,7 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import INTERLEAVED
 from tests.conftest import ROOT
 from tests.hexiopt.report.pictures import Case
+from tests.slow import slow_but
 
 CONF = ROOT / "conf"
 
@@ -114,7 +115,7 @@ def ragged() -> Case:
 CASES = ["small", "mixed", "large", "woven", "ragged"]
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=slow_but(("small", "mixed", "ragged"), CASES))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.getfixturevalue(request.param)
     return found

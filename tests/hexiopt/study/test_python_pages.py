@@ -58,6 +58,7 @@ def test_the_readme_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[
     check_readme(names, capsys.readouterr().out, folder)
 
 
+@pytest.mark.slow
 def test_its_page_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run(ROOT / "docs" / "python.md")
     said = capsys.readouterr().out

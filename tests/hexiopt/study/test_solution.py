@@ -174,7 +174,8 @@ print(len(compared.results), compared.best.plan is not None)
 """
 
 
-@pytest.mark.parametrize("solver", ["local_search", pytest.param("portfolio", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["local_search", "portfolio"])
 def test_ctrl_c_gives_the_best_so_far(solver: str) -> None:
     code = INTERRUPTED.replace("SOLVER", solver)
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

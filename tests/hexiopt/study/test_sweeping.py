@@ -57,7 +57,7 @@ class Logged:
         print("this is no answer")
         return result
 '''
-OVER = {"seed": range(4), "workload.seq_len": [128, 256]}
+OVER = {"seed": range(2), "workload.seq_len": [128, 256]}
 MANY = """
 import signal, sys, hexiopt as hx
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
@@ -91,23 +91,23 @@ def sweep(problem: hx.Problem, folder: Path, over: Any = OVER, **more: Any) -> h
 
 def test_a_row_a_job_in_order_as_if_solved_one_by_one(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
     rows = list(sweep(problem, tmp_path / "jobs", processes=2))
-    assert [(row["seed"], row["workload.seq_len"]) for row in rows] == [(s, t) for s in range(4) for t in (128, 256)]
+    assert [(row["seed"], row["workload.seq_len"]) for row in rows] == [(s, t) for s in range(2) for t in (128, 256)]
     assert {row["exit_code"] for row in rows} == {0}
     longer = problem.replace(workload=problem.workload.replace(seq_len=256))
-    alone = hx.solve(longer, "random", 600, seed=3, max_steps=3)
+    alone = hx.solve(longer, "random", 600, seed=1, max_steps=3)
     assert rows[-1]["result.step_time_s"] == alone.objective
     assert hx.load_plan(Path(rows[-1]["folder"]) / "plan.json") == alone.plan
 
 
 def test_what_is_done_is_not_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
     first = sweep(problem, tmp_path / "jobs")
-    assert sum(begun(log).values()) == 8
+    assert sum(begun(log).values()) == 4
     assert sweep(problem, tmp_path / "jobs") == first
-    assert sum(begun(log).values()) == 8
-    sweep(problem, tmp_path / "jobs", OVER | {"seed": range(5)})
-    assert sum(begun(log).values()) == 10
+    assert sum(begun(log).values()) == 4
+    sweep(problem, tmp_path / "jobs", OVER | {"seed": range(3)})
+    assert sum(begun(log).values()) == 6
     sweep(problem, tmp_path / "jobs", max_steps=4)
-    assert sum(begun(log).values()) == 18
+    assert sum(begun(log).values()) == 10
 
 
 def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:

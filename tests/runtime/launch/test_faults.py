@@ -127,6 +127,7 @@ def test_random_kills_do_not_change_the_end(undisturbed: dict[int, float], tmp_p
     assert losses == pytest.approx(undisturbed, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_lost_device(undisturbed: dict[int, float], tmp_path: Path) -> None:
     losses = train(tmp_path, [("step", 5, 1, signal.SIGKILL)], "replan")
     assert losses == pytest.approx(undisturbed, rel=1e-9)

@@ -78,10 +78,7 @@ def check_equal(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "backend"),
-    [
-        (ONE, "aot_eager"),
-        pytest.param(UNEVEN, "inductor", marks=pytest.mark.slow),
-    ],
+    slow_but([(ONE, "eager")], [(ONE, "eager"), (ONE, "aot_eager"), (UNEVEN, "inductor")]),
 )
 def test_compiled_layers_train_as_plain_ones(plan: Plan, backend: str) -> None:
     found = trained(plan, MODEL, backend)

@@ -50,13 +50,13 @@ def _deep(rng: random.Random, pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, stages=tuple(stages), num_micro_batches=count)
 
 
-@pytest.mark.parametrize("seed", range(100) if STRESS else slow_but(range(6), range(30)))
+@pytest.mark.parametrize("seed", range(100) if STRESS else slow_but((1,), range(30)))
 def test_a_plan_with_depths_trains_as_one_process(seed: int) -> None:
     with patch.object(StepTimes, "even", random_times(seed)):
         equal_one_process(deep_plan(seed), 4)
 
 
-@pytest.mark.parametrize("seed", slow_but(range(4), range(12)))
+@pytest.mark.parametrize("seed", slow_but(range(2), range(12)))
 def test_a_plan_with_depths_trains_over_one_queue(seed: int) -> None:
     """As on GPUs, where a receive or a sum in another order would hang."""
     with patch.object(StepTimes, "even", random_times(seed)):
@@ -89,7 +89,7 @@ def test_lists_have_as_many_in_flight_as_are_stated(seed: int) -> None:
 @pytest.mark.parametrize(
     ("schedule", "policy", "depths"),
     slow_but(
-        [(ONE_F_ONE_B, "none", (5, 1)), (ONE_F_ONE_B, "full", (4, 3, 1))],
+        [(ONE_F_ONE_B, "full", (4, 3, 1))],
         [
             (ONE_F_ONE_B, "none", (5, 1)),
             (ONE_F_ONE_B, "full", (4, 3, 1)),

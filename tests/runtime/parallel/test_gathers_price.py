@@ -27,9 +27,9 @@ from runtime.mapping.buckets import bucket_parts, forward_turn
 from runtime.mapping.layout import layout_of
 from tests.runtime.parallel.test_split_backwards import SPLIT
 from tests.runtime.ranks import random_plan, random_sequence
+from tests.slow import slow_but
 from tests.solvers.problems import cluster
 
-SEEDS = range(300)
 SEQ_LEN = 1024
 
 
@@ -183,21 +183,18 @@ def bucket_of(seed: int) -> int:
     return random.Random(-seed).choice((100_000, 3_000_000, 8_000_000, 30_000_000))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_step_takes_longer_than_its_price(seed: int) -> None:
-    price_s, simulated_s = period_s(*drawn(seed), bucket_of(seed))
-    assert simulated_s <= price_s * (1 + 1e-9)
-
-
-def test_the_price_is_the_simulated_step_or_little_more() -> None:
-    """Exact in two fifths of all plans, 1 % above on average; it hides more than half of what the simulation hides."""
-    prices_s, simulated_s, waiting_s = np.array(
-        [
-            (*period_s(*drawn(seed), bucket_of(seed)), period_s(*drawn(seed), bucket_of(seed), waits=True)[1])
-            for seed in SEEDS
-        ]
-    ).T
+@pytest.mark.parametrize("seeds", slow_but([range(0, 300, 4)], [range(0, 300, 4), range(300)]), ids=len)
+def test_the_price_is_the_simulated_step_or_little_more(seeds: range) -> None:
+    """Never less, exact in two fifths of all plans, 1 % above on average; it hides over half of what the simulation
+    hides."""
+    found = []
+    for seed in seeds:
+        problem, plan = drawn(seed)
+        waiting_s = period_s(problem, plan, bucket_of(seed), waits=True)[1]
+        found.append((*period_s(problem, plan, bucket_of(seed)), waiting_s))
+    prices_s, simulated_s, waiting_s = np.array(found).T
     excess = prices_s / simulated_s - 1
+    assert excess.min() >= -1e-9
     assert (excess <= 1e-9).mean() > 0.4
     assert excess.mean() < 0.01
     assert (1 - prices_s / waiting_s).sum() > 0.5 * (1 - simulated_s / waiting_s).sum() > 0

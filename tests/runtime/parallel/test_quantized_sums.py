@@ -95,21 +95,21 @@ def lossless() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", slow_but(PLANS[::3], PLANS))
+@pytest.mark.parametrize("seed", slow_but(PLANS[3:4], PLANS))
 def test_but_for_rounding_a_plan_trains_as_one_process(seed: int) -> None:
     """ZeRO-0 and 1, over all, machines or lists of devices; TP, replicas, layer ranges, tied matrices."""
     with lossless():
         equal_one_process(random_plan(random.Random(seed)), 4, gradient_precision=FP8)
 
 
-@pytest.mark.parametrize("seed", slow_but(PLANS[:2], PLANS))
+@pytest.mark.parametrize("seed", slow_but(PLANS[1:2], PLANS))
 def test_so_it_does_over_queues_as_of_gpus(seed: int) -> None:
     run = partial(run_in_order, one_queue=bool(seed % 2))
     with lossless():
         equal_one_process(random_plan(random.Random(seed), 6), 4, run=run, gradient_precision=FP8)
 
 
-@pytest.mark.parametrize("seed", PLANS)
+@pytest.mark.parametrize("seed", slow_but(PLANS[:1], PLANS))
 def test_gradients_are_off_by_what_e4m3_rounds(seed: int) -> None:
     """Twice at most, in every bucket; and all holders of a parameter have the same bits."""
     case: tuple[Plan, ModelSpec, int] = random_plan(random.Random(seed))

@@ -39,7 +39,7 @@ def case(seed: int) -> tuple[Plan, ModelSpec, int]:
     return random_sequence_plan(random.Random(seed), SEQ_LEN)
 
 
-@pytest.mark.parametrize("seed", slow_but((19, 35, 53), SEEDS if STRESS else FEW))
+@pytest.mark.parametrize("seed", slow_but((53,), SEEDS if STRESS else FEW))
 def test_a_plan_trains_as_one_process(seed: int) -> None:
     """Half of them have a group for each lane of messages, as NCCL needs, and no tags."""
     equal_one_process(case(seed), 20 if STRESS else 4, SEQ_LEN)

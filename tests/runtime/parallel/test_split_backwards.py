@@ -80,13 +80,13 @@ def random_times(seed: int) -> Callable[[Layout, Schedule], StepTimes]:
     return times
 
 
-@pytest.mark.parametrize("seed", range(100) if STRESS else slow_but(range(6), range(30)))
+@pytest.mark.parametrize("seed", range(100) if STRESS else slow_but((2,), range(30)))
 def test_a_plan_with_split_backwards_trains_as_one_process(seed: int) -> None:
     with patch.object(StepTimes, "even", random_times(seed)):
         equal_one_process(split_plan(seed), 4)
 
 
-@pytest.mark.parametrize("seed", slow_but(range(3), range(12)))
+@pytest.mark.parametrize("seed", slow_but(range(2), range(12)))
 def test_a_plan_with_split_backwards_trains_over_one_queue(seed: int) -> None:
     """As on GPUs, where a receive or a sum in another order would hang."""
     with patch.object(StepTimes, "even", random_times(seed)):
@@ -124,7 +124,7 @@ def test_a_sum_waits_for_its_own_layers_alone() -> None:
 @pytest.mark.parametrize(
     ("schedule", "policy", "tp", "low", "high"),
     slow_but(
-        [(ZB, "none", 1, 0.001, 0.001), (ZB, "full", 1, 0.015, 0.06)],
+        [(ZB, "full", 1, 0.015, 0.06)],
         [
             (ZB, "none", 1, 0.001, 0.001),
             (ZB, "full", 1, 0.015, 0.06),

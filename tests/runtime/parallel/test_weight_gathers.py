@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -92,8 +93,7 @@ def assert_equal_bits(found: list[Any], expected: list[Any]) -> None:
             assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("seed", slow_but(range(3), range(12)))
+@pytest.mark.parametrize(("make", "seed"), slow_but([(aligned, 2)], product(MAKERS, range(12))))
 def test_losses_and_weights_are_those_of_steps_that_wait(make: Callable[[int], Case], seed: int) -> None:
     """To the last bit, with buckets of a few parameters."""
     with patch.object(buckets, "BUCKET_ELEMENTS", 200):
@@ -102,8 +102,9 @@ def test_losses_and_weights_are_those_of_steps_that_wait(make: Callable[[int], C
             assert_equal_bits(found, trained(make(seed), run_ranks))
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("seed", slow_but(range(2), range(12)))
+@pytest.mark.parametrize(
+    ("make", "seed"), slow_but([(sharded, 1), (split, 0), (aligned, 1)], product(MAKERS, range(12)))
+)
 def test_so_they_are_over_queues_as_of_gpus(make: Callable[[int], Case], seed: int) -> None:
     """Weights that nobody has waited for are no numbers there, and gathers in another order would hang."""
     run = partial(run_in_order, one_queue=bool(seed % 2))

@@ -25,6 +25,7 @@ from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
 from runtime.training.trainee import drawn
 from tests.runtime.model.test_decoder import decoder, sequences, tiny
+from tests.slow import slow_but
 
 LLAMA = ModelSpec(
     name="tiny",
@@ -95,7 +96,7 @@ def files(folder: Path) -> set[str]:
 # ------------------------------------------------------------------ there and back
 
 
-@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize("case", slow_but(list(MODELS)[::4], MODELS))
 def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
     """The same logits, no parameter missing or left over, and a configuration that says the same model."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -20,6 +20,7 @@ from tests.runtime.data.corpora import counted, token_file
 from tests.runtime.parallel.test_training import SEQ_LEN, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.training.test_preparation import PROBLEM
+from tests.slow import slow_but
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ def test_without_a_share_all_is_trained_on(tmp_path: Path) -> None:
     assert apart.validation_batches(2) == Batches(tmp_path / "tokens.npy", 2, 0)
 
 
-@pytest.mark.parametrize("separator", [None, 3])
+@pytest.mark.parametrize("separator", slow_but((3,), (None, 3)))
 def test_its_loss_is_that_of_one_process(separator: int | None, tmp_path: Path) -> None:
     """Over as many whole batches as there are, and at most as many as are asked for; always of the same ones."""
     plan, model, batch = random_plan(random.Random(8))

@@ -2,8 +2,9 @@
 another baseline's answer that lies in it beats it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -30,7 +31,14 @@ SEARCH_ALL = tuple(name for name in BASELINES if name != "flashflex")
 TRIES = 2000  # random draws on each problem
 TOLERANCE = 0.02
 
-MIXED = pytest.mark.parametrize("kind", slow_but(("slow_network",), problems.MIXED))
+FEW = ("galvatron", "megatron", "sailor")  # to search all of the others' spaces takes seconds each
+
+
+def on_mixed(names: Sequence[str]) -> pytest.MarkDecorator:
+    """`names` on every kind of mixed cluster: `make test` asks a few on one, `make test-slow` all."""
+    return pytest.mark.parametrize(
+        ("name", "kind"), slow_but([(name, "slow_network") for name in FEW], product(names, problems.MIXED))
+    )
 
 
 def planned_by_galvatron() -> Complete:
@@ -62,8 +70,7 @@ def answer(name: str, kind: str) -> Result:
     return made(name).solve(problems.MIXED[kind](), Budget(3600.0))
 
 
-@pytest.mark.parametrize("name", BASELINES)
-@MIXED
+@on_mixed(BASELINES)
 def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     problem, result = problems.MIXED[kind](), answer(name, kind)
     assert result.plan is not None, result.reason
@@ -71,8 +78,7 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     assert SPACES[name].first_violation(problem, result.plan) is None
 
 
-@pytest.mark.parametrize("name", slow_but(SEARCH_ALL, BASELINES))
-@MIXED
+@on_mixed(BASELINES)
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     """There are enough draws in the space, and some of them fit."""
     problem = problems.MIXED[kind]()
@@ -84,8 +90,9 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     assert answer(name, kind).objective <= (1 + TOLERANCE) * best_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCH_ALL)
-@MIXED
+@pytest.mark.parametrize("kind", problems.MIXED)
 def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
     pytest.importorskip("pymetis")
     problem, own = problems.MIXED[kind](), answer(name, kind)

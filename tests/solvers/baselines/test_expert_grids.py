@@ -19,11 +19,13 @@ from solvers.baselines.megatron import expert_grids
 from solvers.registry import make_solver
 from tests.conftest import STRESS
 from tests.hexiopt.shapes_of_kinds import ATTENTION, DENSE_LAYER, model_of
+from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 EXPERTS = LayerKind((ATTENTION,), (Experts(count=24, top_k=2, ffn_size=512),))
+TWO_KINDS = [DENSE_LAYER, *[EXPERTS] * 5]
 
 
 def three_machines(**more: object) -> Problem:
@@ -79,7 +81,7 @@ def test_dense_models_have_the_grids_that_they_had() -> None:
     assert {grid.degree for grid in grids} == {None}
 
 
-@pytest.mark.parametrize("layers", [[EXPERTS] * 6, [DENSE_LAYER, *[EXPERTS] * 5]], ids=["equal", "two kinds"])
+@pytest.mark.parametrize("layers", slow_but([TWO_KINDS], [TWO_KINDS, [EXPERTS] * 6]), ids=["two kinds", "equal"])
 def test_no_random_plan_with_experts_beats_it(layers: list[LayerKind]) -> None:
     """Random plans of its space, whose replicas in a row share experts at random."""
     problem = replace(three_machines(schedule="1f1b"), model=model_of(*layers), space=Space(max_micro_batch_size=8))

@@ -14,6 +14,7 @@ from hexiopt.problem.space import RECOMPUTE_POLICIES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets
+from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.baselines import problems as mixed
 from tests.solvers.baselines.published_spaces import SPACES
@@ -35,8 +36,7 @@ def test_sets_of_machines() -> None:
     }
 
 
-@pytest.mark.parametrize("network_gb_per_s", [0.1, 10.0])
-@pytest.mark.parametrize("fast_gib", [0.9, 16.0])
+@pytest.mark.parametrize(("network_gb_per_s", "fast_gib"), slow_but([(0.1, 0.9)], product((0.1, 10.0), (0.9, 16.0))))
 def test_the_best_of_everything(network_gb_per_s: float, fast_gib: float) -> None:
     """Every strategy, micro-batch size and policy over every set of machines, priced."""
     problem = problems.easy(network_gb_per_s=network_gb_per_s, fast_gib=fast_gib)

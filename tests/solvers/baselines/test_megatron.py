@@ -21,6 +21,7 @@ from hexiopt.schedules.in_flight import in_flight
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
 from hexiopt.schedules.schedule import StagePosition
 from hexiopt.solving import Budget
+from hexiopt.solving.result import Result
 from solvers.baselines._estimates import GridEstimates
 from solvers.baselines.megatron import Megatron, MegatronLayers, _best_splits, _PipelineTimes
 from tests.solvers.baselines import problems
@@ -28,8 +29,13 @@ from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
 
 
+@cache
+def answer(problem: Problem) -> Result:
+    return Megatron().solve(problem, Budget(3600.0))
+
+
 def plan_for(problem: Problem) -> Plan:
-    plan = Megatron().solve(problem, Budget(3600.0)).plan
+    plan = answer(problem).plan
     assert plan is not None
     return plan
 
@@ -205,9 +211,8 @@ def test_slow_machines_are_left_out_where_the_network_is_slow() -> None:
 
 
 def test_few_micro_batches_are_interleaved() -> None:
-    free, fixed = plan_for(pair()), Megatron().solve(pair(schedule="1f1b"), Budget(3600.0))
-    assert free.schedule == INTERLEAVED
-    assert Megatron().solve(pair(), Budget(3600.0)).objective < fixed.objective
+    assert plan_for(pair()).schedule == INTERLEAVED
+    assert answer(pair()).objective < answer(pair(schedule="1f1b")).objective
 
 
 def test_gpipe_is_not_its_schedule() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -14,9 +15,10 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.solving import Budget
-from hexiopt.solving.result import Status
+from hexiopt.solving.result import Result, Status
 from solvers.baselines._money import Objective, prices_per_s
 from solvers.registry import make_solver
+from tests.slow import slow_but
 from tests.solvers import problems as small
 from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.baselines.random_plans import random_plans
@@ -43,20 +45,25 @@ def test_a_device_costs_its_share_of_the_machine() -> None:
     own = problem()
     prices = prices_per_s(own)
     assert prices == pytest.approx([4 / 3600] * 4 + [0.5 / 3600] * 4)
-    result = make_solver("sailor").solve(own, Budget(3600.0))
-    assert result.plan is not None
-    assert money(prices, result.plan, 2.0) == pytest.approx(2 * sum(prices[d] for d in result.plan.devices()))
+    plan = fastest("sailor").plan
+    assert plan is not None
+    assert money(prices, plan, 2.0) == pytest.approx(2 * sum(prices[d] for d in plan.devices()))
 
 
-@EACH
+@cache
+def fastest(name: str) -> Result:
+    return make_solver(name).solve(problem(), Budget(3600.0))
+
+
+@pytest.mark.parametrize("name", slow_but(("espresso",), ("espresso", "sailor")))
 def test_money_buys_time(name: str) -> None:
     """The later the deadline, the cheaper; without one the slow GPUs, of more FLOPS for the money."""
     own = problem()
     prices = prices_per_s(own)
-    fastest = make_solver(name).solve(own, Budget(3600.0))
-    assert fastest.plan is not None
-    spent = [money(prices, fastest.plan, fastest.objective)]
-    for deadline_s in (1.05 * fastest.objective, 2 * fastest.objective, 4 * fastest.objective, None):
+    plan, best_s = fastest(name).plan, fastest(name).objective
+    assert plan is not None
+    spent = [money(prices, plan, best_s)]
+    for deadline_s in (1.05 * best_s, 2 * best_s, 4 * best_s, None):
         result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
         assert result.plan is not None, result.reason
         assert violations(own, result.plan, result.cost) == []
@@ -68,11 +75,11 @@ def test_money_buys_time(name: str) -> None:
     assert set(result.plan.devices()) <= {4, 5, 6, 7}
 
 
-@EACH
+@pytest.mark.parametrize("name", slow_but(("sailor",), ("espresso", "sailor")))
 def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
     own = problem()
     prices, model = prices_per_s(own), PlanPricer(own)
-    deadline_s = 2 * make_solver(name).solve(own, Budget(3600.0)).objective
+    deadline_s = 2 * fastest(name).objective
     best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
     assert best.plan is not None
     in_time = 0
@@ -95,9 +102,8 @@ def test_a_deadline_that_nothing_meets(name: str) -> None:
 @EACH
 def test_a_deadline_that_is_just_missed(name: str) -> None:
     """The reason says what was reached."""
-    own = problem()
-    fastest_s = make_solver(name).solve(own, Budget(3600.0)).objective
-    result = make_solver(name, objective="money", deadline_s=0.95 * fastest_s).solve(own, Budget(3600.0))
+    fastest_s = fastest(name).objective
+    result = make_solver(name, objective="money", deadline_s=0.95 * fastest_s).solve(problem(), Budget(3600.0))
     assert result.plan is None
     assert f"{fastest_s:.4g} s" in result.reason
 

@@ -75,6 +75,7 @@ def test_zones_are_what_fast_links_join() -> None:
     assert areas(small.easy()) == [frozenset(m) for m in ({0}, {2}, {0, 1}, {0, 1, 2})]
 
 
+@pytest.mark.slow
 def test_pipelines_stay_in_a_rack() -> None:
     problem = problems.racks()
     result = make_solver("sailor").solve(problem, Budget(3600.0))

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 
@@ -30,6 +30,7 @@ from solvers.baselines.symmetric_layouts import (
 )
 from solvers.core.search import Search
 from solvers.registry import make_solver
+from tests.slow import slow_but
 from tests.solvers.baselines.published_spaces import SPACES
 from tests.solvers.sequence.small_layouts import task
 
@@ -76,8 +77,7 @@ def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan |
     return _plan(problem, grid, rng.choice(ORDERS), sharding, policy)
 
 
-@EACH
-@EVERYWHERE
+@pytest.mark.parametrize(("name", "kind"), slow_but([*zip(RIVALS, PROBLEMS, strict=True)], product(RIVALS, PROBLEMS)))
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
     problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
     assert result.plan is not None, result.reason

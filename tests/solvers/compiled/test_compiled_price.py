@@ -36,11 +36,6 @@ STALE = 0.03  # messages within 1.2 % of a period, micro-batches within 12 % of 
 MAKERS: tuple[Callable[..., SearchState], ...] = (random_state, random_state, random_state, like_state)
 
 
-def error_of(state: SearchState, step_s: float) -> float:
-    """The relative error of the compiled step time."""
-    return abs(float(state.plan[0]["step_s"]) / step_s - 1.0)
-
-
 def candidates(
     problem: Problem, number: int, count: int, pricer: PlanPricer | None = None
 ) -> list[tuple[Any, Any, float]]:

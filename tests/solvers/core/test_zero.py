@@ -29,6 +29,7 @@ from solvers.core.zero import (
 )
 from solvers.frame.starts import lockstep_partitions
 from solvers.registry import for_any_problem, make_solver, names
+from tests.slow import slow_but
 from tests.solvers import problems
 
 NAMES = names(for_any_problem)
@@ -50,7 +51,9 @@ def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     assert violations(problem, result.plan, result.cost) == []
 
 
-@pytest.mark.parametrize("name", ["random", "hexiscale", "portfolio", "local_search"])
+@pytest.mark.parametrize(
+    "name", slow_but(("hexiscale", "portfolio"), ("random", "hexiscale", "portfolio", "local_search"))
+)
 def test_mixed_machines_work_in_lockstep(name: str) -> None:
     """Eight GPUs of two types: several pipelines that hold the same layers."""
     if name == "hexiscale":

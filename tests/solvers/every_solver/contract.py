@@ -32,8 +32,8 @@ SOME = pytest.mark.parametrize("name", slow_but(ONE_OF_A_KIND, FEWER))
 
 
 def in_turns(turn: int, of: Sequence[str] = KEEPING) -> pytest.MarkDecorator:
-    """Solvers of `of`: `make test` asks every third, each test another third of them, `make test-slow` the others."""
-    return pytest.mark.parametrize("name", slow_but(of[turn % 3 :: 3], of))
+    """Solvers of `of`: `make test` asks every fifth, each test another fifth of them, `make test-slow` the others."""
+    return pytest.mark.parametrize("name", slow_but(of[turn % 5 :: 5], of))
 
 
 DECLINING = names(lambda able: able.kind == "baseline")

@@ -104,7 +104,7 @@ def test_solvers_find_and_prove_the_best_of_all_plans(seed: int, solver: SearchS
     assert result.bound_s <= best_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("solver", [Exact(), CpSat()], ids=lambda solver: solver.name)
+@pytest.mark.parametrize("solver", slow_but((CpSat(),), (Exact(), CpSat())), ids=["exact", "cp_sat"])
 def test_no_proof_of_what_no_step_was_left_for(solver: SearchSolver) -> None:
     """However few the steps, wherever they end."""
     problem = random_problem(12)

@@ -11,6 +11,7 @@ from solvers.core.operators import Lottery, Operator, OperatorStatistics, Operat
 from solvers.core.search import Search
 from solvers.heuristics.annealing import Metropolis, anneal
 from solvers.registry import make_solver
+from tests.slow import slow_but
 from tests.solvers import problems
 
 
@@ -73,7 +74,7 @@ def test_statistics_of_two_searches_add_up() -> None:
     assert set(OperatorTally.__slots__) == set(type(one.counts()[0]).__slots__) - {"operator"}
 
 
-@pytest.mark.parametrize("name", ["local_search", "portfolio"])
+@pytest.mark.parametrize("name", slow_but(("local_search",), ("local_search", "portfolio")))
 def test_a_result_says_what_operators_did(name: str) -> None:
     result = make_solver(name).solve(problems.easy(), Budget(3600.0, 400), seed=0)
     counts = {own.operator: own for own in result.operators}

@@ -1,6 +1,7 @@
 """Split backwards and free depths: searches use them where they are on, and only there."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hexiopt.solving import Budget
 from solvers.completion.pricing import price_plan
 from solvers.core.search import Search
 from solvers.portfolio import Portfolio
+from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.drawn import drawn_problem
 
@@ -44,7 +46,7 @@ def test_split_backwards_are_searched_where_they_are_allowed(problem: Problem) -
     assert step_s < PlanPricer(problem).price(replace(plan, schedule=plan.schedule.whole())).step_time_s
 
 
-@pytest.mark.parametrize("number", [2, 12, 14])
+@pytest.mark.parametrize("number", slow_but((2,), (2, 12, 14)))
 def test_depths_are_searched_where_they_are_free(number: int) -> None:
     usual, usual_s = plan_of(allowing(drawn_problem(number)))
     plan, step_s = plan_of(allowing(drawn_problem(number), depth=True))
@@ -53,8 +55,7 @@ def test_depths_are_searched_where_they_are_free(number: int) -> None:
     assert step_s < usual_s
 
 
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("number", [2, 4, 6, 13])
+@pytest.mark.parametrize(("number", "split"), slow_but([(4, False), (13, True)], product((2, 4, 6, 13), (False, True))))
 def test_stages_hold_more_only_where_that_is_better_and_fits(number: int, split: bool) -> None:
     """Of the plan that a search without depths makes."""
     problem = allowing(drawn_problem(number), split_backward=split)

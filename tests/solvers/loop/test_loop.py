@@ -13,6 +13,7 @@ from solvers.loop.orders import every_candidate
 from solvers.loop.search import Loop
 from solvers.loop.settings import LoopSettings
 from solvers.portfolio import Portfolio
+from tests.slow import slow_but
 from tests.solvers.drawn import drawn_problem
 from tests.solvers.loop.candidates import check_devices
 from tests.solvers.problems import loose
@@ -24,7 +25,7 @@ def found_by_loop(problem: Problem, steps: int, seed: int = 0) -> Search:
     return run
 
 
-@pytest.mark.parametrize("number", [6, 14])
+@pytest.mark.parametrize("number", slow_but((6,), (6, 14)))
 def test_any_number_of_threads_gives_the_same(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     for cores in (1, 3):

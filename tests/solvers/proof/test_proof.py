@@ -3,6 +3,7 @@ plans."""
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from solvers.proof.tables import ProofTables, Sharding, Surroundings
 from solvers.proof.usages import case_of
 from tests import strategies
 from tests.conftest import STRESS
+from tests.slow import slow_but
 from tests.solvers.brute_force import TooManyError, best_plan
 from tests.solvers.proof.problems import random_problem
 from tests.stated_pipelines import chain_ends_s
@@ -38,6 +40,7 @@ SLOW = settings(suppress_health_check=[HealthCheck.filter_too_much])
 ROUNDING = 1 + 1e-9
 STEPS = Budget(600.0, max_steps=10**9)  # in one process
 MOST_PRICES = 6_000  # of brute force
+EIGHT_BITS = ("message_precision", "gradient_precision")
 
 
 @given(st.sampled_from((GPIPE, ONE_F_ONE_B)), st.integers(1, 6), st.integers(1, 20), st.randoms(use_true_random=False))
@@ -235,12 +238,12 @@ def refutes_ever_shorter_times(problem: Problem, optimum_s: float, budget: Budge
         assert proof.answer(optimum_s * share, run.until()) == "none"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_but((1, 3, 6), range(8)))
 def test_proofs_equal_looking_at_all_plans(seed: int) -> None:
     assert agrees(random_problem(seed))
 
 
-@pytest.mark.parametrize("seed", [3, 5, 11])
+@pytest.mark.parametrize("seed", slow_but((3,), (3, 5, 11)))
 def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solvers.core.workers.usable_cores", lambda: 3)
     for name in ("_MANY_USAGES", "_WORTH_A_PROCESS"):
@@ -248,8 +251,10 @@ def test_proofs_of_several_processes_equal_looking_at_all_plans(seed: int, monke
     assert agrees(random_problem(seed), Budget(600.0))
 
 
-@pytest.mark.parametrize("what", ["message_precision", "gradient_precision"])
-@pytest.mark.parametrize("seed", [3, 5, 7])
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    slow_but([(3, "message_precision"), (5, "gradient_precision")], product((3, 5, 7), EIGHT_BITS)),
+)
 def test_proofs_of_8_bits_do_too(seed: int, what: str) -> None:
     problem = random_problem(seed)
     assert agrees(replace(problem, workload=replace(problem.workload, **{what: "fp8"})))

@@ -168,7 +168,7 @@ def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
 
 _SEND = """
 import socket, sys
-from experiments.lab.emulate.pace import enter
+from experiments.lab.emulate.namespaces import enter
 namespace, host, size = sys.argv[1:]
 enter(namespace)
 sender = socket.create_connection((host, 5000), timeout=120)
@@ -177,7 +177,7 @@ sender.recv(1)
 """
 _RECEIVE = """
 import select, socket, sys, time
-from experiments.lab.emulate.pace import enter
+from experiments.lab.emulate.namespaces import enter
 namespace, host, count, size = sys.argv[1:]
 enter(namespace)
 server = socket.create_server((host, 5000))

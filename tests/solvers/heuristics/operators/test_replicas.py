@@ -21,6 +21,7 @@ from solvers.core.search import Search
 from solvers.frame.starts import single_pipeline_partitions
 from solvers.heuristics.hill_climbing import HillClimber
 from solvers.registry import make_solver
+from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.frame.test_starts import assert_legal
 from tests.solvers.heuristics.operators.test_partition_operators import moved, proposals_of
@@ -138,7 +139,7 @@ def test_polishing_shifts_samples() -> None:
     assert max(stage.parallelism.samples(16)) < 13
 
 
-@pytest.mark.parametrize("name", ["local_search", "portfolio"])
+@pytest.mark.parametrize("name", slow_but(("local_search",), ("local_search", "portfolio")))
 def test_searches_find_replicas_where_they_are_best_and_allowed(name: str) -> None:
     problem = problems.three_gpus()
     plain = replace(problem, space=replace(problem.space, replicas=False))

@@ -135,16 +135,16 @@ def test_equals_brute_force(kind: str) -> None:
 
 
 @st.composite
-def tiny_problems(draw: st.DrawFn) -> tuple[Problem, int]:
-    """Two devices of any types, batch 1 or 2, any policy, and how many quanta."""
+def tiny_problems(draw: st.DrawFn, batch: int) -> Problem:
+    """Two devices of any types, any policy."""
     types = [draw(st.sampled_from(("fast", "slow", "old"))) for _ in range(2)]
     machines = ((types[0], 2),) if draw(st.booleans()) else ((types[0], 1), (types[1], 1))
     heads, each = draw(st.sampled_from(((2, 1), (2, 2), (3, 1), (3, 3), (4, 2))))
-    problem = tiny(
+    return tiny(
         *machines,
         heads=heads,
         kv_heads=heads // each,
-        batch=draw(st.integers(1, 2)),
+        batch=batch,
         seq_len=draw(st.sampled_from((24, 1536, 12288))),
         network_gb_per_s=draw(st.sampled_from((0.1, 3.0, 100.0))),
         memory_gib=draw(st.sampled_from((40.0, 2.0, 1.0))),
@@ -152,14 +152,14 @@ def tiny_problems(draw: st.DrawFn) -> tuple[Problem, int]:
         optimizer_sharding=draw(st.sampled_from(("0", "1"))),
         space={"uneven_batch": draw(st.booleans()), "recompute_per_stage": draw(st.booleans())},
     )
-    return problem, draw(st.sampled_from((2, 4)))
 
 
-@settings(max_examples=20)
-@given(tiny_problems())
-def test_equals_brute_force_on_random_problems(given: tuple[Problem, int]) -> None:
+@pytest.mark.parametrize(("resolution", "batch"), slow_but([(2, 2)], product((2, 4), (1, 2))))
+@settings(max_examples=5)
+@given(data=st.data())
+def test_equals_brute_force_on_random_problems(resolution: int, batch: int, data: st.DataObject) -> None:
     """Plans that break a switch are left out."""
-    problem, resolution = given
+    problem = data.draw(tiny_problems(batch))
     model = PlanPricer(problem)
     prices = (model.price(plan).objective for plan in every_plan.plans(problem, resolution) if not check(problem, plan))
     best_s, result = min(prices), solve(problem, resolution)
