@@ -128,7 +128,7 @@ _MIXED, _PARTNER = "ours, mixed", ", homogeneous"
 specs = []
 for setting in settings():
     mixed, partner = setting.problem(), setting.partner_problem()
-    here, there = (one.cluster.total_peak_flops(one.workload.precision) for one in (mixed, partner))
+    here, there = (task.cluster.total_peak_flops(task.workload.precision) for task in (mixed, partner))
     labels = {**setting.labels, "flops": here / there}
     specs.append(OURS.search(mixed, _OURS_S, {**labels, "where": _MIXED}))
     for planner in (OURS, *HOMOGENEOUS):

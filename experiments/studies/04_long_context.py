@@ -89,7 +89,7 @@ def _contest(part: str, setting: LongSetting) -> list[SearchSpec]:
 
 def _pair(setting: LongSetting) -> list[SearchSpec]:
     mixed, partner = setting.problem(), setting.problem(cluster=PARTNERS[setting.cluster])
-    mixed_flops, flops = (one.cluster.total_peak_flops(one.workload.precision) for one in (mixed, partner))
+    mixed_flops, flops = (task.cluster.total_peak_flops(task.workload.precision) for task in (mixed, partner))
     labels = {**setting.labels, "part": "pairs", "flops": mixed_flops / flops}
     placed = [(mixed, HEXISEQ, _HERE), (mixed, LOWER_BOUND, ""), *((partner, p, _THERE) for p in (HEXISEQ, *BASELINES))]
     return [
@@ -338,7 +338,8 @@ show(
 )
 
 # %%
-assert (gain.stack() >= 1 - 1e-9).all(), "Every variant holds even layouts."
+even_inside = [name for name in gain.index if EVEN in INSIDE[name]]
+assert (gain.loc[even_inside].stack() >= 1 - 1e-9).all(), "A variant that holds even layouts is no slower."
 assert quick() or (gain.loc["uneven tokens only"] > 0.95 * gain.loc[ALL]).all(), "Nearly all comes from uneven tokens."
 
 # %% [markdown]

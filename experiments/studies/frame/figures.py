@@ -86,10 +86,10 @@ def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
     crowded = ratios.size > _UPRIGHT
     without = "no plan" if crowded else "no\nplan"
     for k, (offset, label) in enumerate(zip(spread(len(ratios.columns), _GROUP), ratios, strict=True)):
-        own = ratios[label]
+        heights = ratios[label]
         middles = [x + offset for x in range(len(ratios))]
-        bars = ax.bar(middles, own.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
-        texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in own]
+        bars = ax.bar(middles, heights.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
+        texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in heights]
         ax.bar_label(bars, texts, fontsize=7.5, padding=2 if crowded else 1, rotation=90 if crowded else 0)
     ax.set_xticks(range(len(ratios)), list(ratios.index), fontsize=9)
     ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if crowded else 1.05))
@@ -125,8 +125,8 @@ def row_marks(ax: Axes, ratios: pd.DataFrame, marks: Sequence[tuple[float, dict[
         if len(known):
             ax.plot([np.exp(np.log(known).mean())] * 2, [y - 0.42, y + 0.42], color=INK, linewidth=1.4, zorder=3)
         if missing := ratios.shape[1] - len(known):
-            at = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "right"}
-            ax.text(0.99, y, f"no plan at {missing} of {ratios.shape[1]}", color=MUTED, fontsize=9, **at)
+            text, at = f"no plan at {missing} of {ratios.shape[1]}", ax.get_yaxis_transform()
+            ax.text(0.99, y, text, color=MUTED, fontsize=9, transform=at, va="center", ha="right")
     ax.plot([], [], color=INK, linewidth=1.4, label="geometric mean")
     ax.axvline(1.0, color=MUTED, linewidth=1)
     ax.set_yticks(range(len(labels)), labels)

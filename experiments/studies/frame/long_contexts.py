@@ -59,11 +59,11 @@ class LongSetting:
 
     def problem(self, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
         """The problem, on the cluster named `cluster` if one is given."""
-        found = named_cluster(cluster or self.cluster)
+        machines = named_cluster(cluster or self.cluster)
         workload = Workload(self.global_batch, self.seq_len)
         if self.by_peak:
-            found = equally_efficient(found, workload.precision)
-        return Problem(found, named_model(self.model), workload, space)
+            machines = equally_efficient(machines, workload.precision)
+        return Problem(machines, named_model(self.model), workload, space)
 
 
 def context(seq_len: int) -> str:

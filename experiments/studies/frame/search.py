@@ -87,9 +87,9 @@ def measured(specs: Sequence[SearchSpec]) -> pd.DataFrame:
     known = f"{len(waiting)} of {len(jobs)} searches to run, at most about {longest_s / 60:.1f} min"
     print(f"hexiopt: {known}", file=sys.stderr)
     run_jobs(list(jobs.values()), folder(), None, None, "make results", code=code, isolated=True)
-    found = [_row(spec) for spec in specs]
-    _measured.extend(zip(specs, found, strict=True))
-    return _table(found)
+    rows = [_row(spec) for spec in specs]
+    _measured.extend(zip(specs, rows, strict=True))
+    return _table(rows)
 
 
 def take_measured() -> tuple[list[SearchSpec], pd.DataFrame]:
@@ -99,8 +99,8 @@ def take_measured() -> tuple[list[SearchSpec], pd.DataFrame]:
     return [spec for spec, _ in known.values()], _table([row for _, row in known.values()])
 
 
-def _table(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    rows = pd.DataFrame(found)
+def _table(searches: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = pd.DataFrame(searches)
     rows = rows.reindex(columns=[*rows.columns, *(name for name in _FIGURES if name not in rows)])
     return rows.astype(dict.fromkeys(_FIGURES, float))
 
