@@ -125,8 +125,8 @@ def prices(scale: float) -> Iterator[BenchRow]:
             unit = len(pipelines[0].stages) if pipelines[0].num_chunks > 1 else 1
             first, last = pipelines[0].num_micro_batches, pipelines[-1].num_micro_batches
             given = unit * turn % first
-            one = replace(pipelines[0], num_micro_batches=first - given)
-            return one, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
+            shorter = replace(pipelines[0], num_micro_batches=first - given)
+            return shorter, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
 
         cold = [_priced_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
         model = PlanPricer(task)
@@ -177,7 +177,7 @@ def _cuts(num_layers: int, num_stages: int, num_chunks: int) -> Cuts:
 
 
 def _cut(pipeline: Pipeline, layers: Sequence[tuple[tuple[int, int], ...]]) -> Pipeline:
-    stages = (replace(stage, layers=own) for stage, own in zip(pipeline.stages, layers, strict=True))
+    stages = (replace(stage, layers=ranges) for stage, ranges in zip(pipeline.stages, layers, strict=True))
     return replace(pipeline, stages=tuple(stages))
 
 
@@ -221,21 +221,24 @@ def commands(scale: float) -> Iterator[BenchRow]:
         what = f"{gpus} GPUs, a limit of {limit_s * scale:g} s, {COMMANDS} seeds"
         slowest_s = max(took_s)
         yield BenchRow("commands", f"{what}: plans", planned, "", f"{COMMANDS}", planned == COMMANDS)
-        said = f"{what}: seconds of the slowest command (the fastest {min(took_s):.1f})"
-        yield BenchRow("commands", said, slowest_s, "s", f"≤ {most_s:g}", slowest_s <= most_s)
+        claim = f"{what}: seconds of the slowest command (the fastest {min(took_s):.1f})"
+        yield BenchRow("commands", claim, slowest_s, "s", f"≤ {most_s:g}", slowest_s <= most_s)
 
 
 def host(scale: float) -> Iterator[BenchRow]:
     """The host's own time of a training step of this runtime over that of the same model of torch's modules."""
-    from experiments.stock import host as one
+    from experiments.stock import host as small
     from experiments.stock.turns import take_turns
 
     steps = max(2, round(50 * scale))
-    for ways_of, ours in ((one.ways_of, "ours"), (partial(one.ways_of, is_compiled=True), "ours, layers compiled,")):
-        found = take_turns(one.SIZE, ways_of, 9, steps, one.CLOCK)
-        took_ms = 1e3 * found.step_s["hexiopt"]
-        said = f"the host's own time of a step: {ours} / modules of torch, {took_ms:.1f} ms of CPU"
-        yield BenchRow("host", said, found.ratio, "×", "≤ 1.05", found.ratio <= 1.05)
+    for ways_of, ours in (
+        (small.ways_of, "ours"),
+        (partial(small.ways_of, is_compiled=True), "ours, layers compiled,"),
+    ):
+        measured = take_turns(small.SIZE, ways_of, 9, steps, small.CLOCK)
+        took_ms = 1e3 * measured.step_s["hexiopt"]
+        claim = f"the host's own time of a step: {ours} / modules of torch, {took_ms:.1f} ms of CPU"
+        yield BenchRow("host", claim, measured.ratio, "×", "≤ 1.05", measured.ratio <= 1.05)
 
 
 def training(scale: float) -> Iterator[BenchRow]:
@@ -248,19 +251,19 @@ def training(scale: float) -> Iterator[BenchRow]:
         (pipelines.SIZE, pipelines.ways_of, "2 pipelines of 2 stages: ours / pipelines and DDP of torch", 1.05),
         (tensor_parallel.SIZE, tensor_parallel.ways_of, "layers on 2 TP ranks: ours / DTensor", 1.0),
     ):
-        found = take_turns(size, ways_of, 6, max(1, steps // 5))
-        said = f"{what}, {1e3 * found.step_s['hexiopt']:.0f} ms a step"
-        yield BenchRow("training", said, found.ratio, "×", f"≤ {most:g}", found.ratio <= most)
+        measured = take_turns(size, ways_of, 6, max(1, steps // 5))
+        claim = f"{what}, {1e3 * measured.step_s['hexiopt']:.0f} ms a step"
+        yield BenchRow("training", claim, measured.ratio, "×", f"≤ {most:g}", measured.ratio <= most)
 
 
 def saving(scale: float) -> Iterator[BenchRow]:
     """How long a checkpoint of 2 GiB stops training, over how long it takes to write."""
     from experiments.lab.saving import saving_times
 
-    for count, found in zip(("first", "second"), saving_times(round(scale * 2**31)), strict=True):
-        ratio = found.stopped_s / found.written_s
-        said = f"{count} checkpoint of {found.size_bytes / 2**30:.1f} GiB: stop / write, {found.written_s:.1f} s"
-        yield BenchRow("saving", said, ratio, "×", "≤ 0.1", ratio <= 0.1)
+    for count, measured in zip(("first", "second"), saving_times(round(scale * 2**31)), strict=True):
+        ratio = measured.stopped_s / measured.written_s
+        claim = f"{count} checkpoint of {measured.size_bytes / 2**30:.1f} GiB: stop / write, {measured.written_s:.1f} s"
+        yield BenchRow("saving", claim, ratio, "×", "≤ 0.1", ratio <= 0.1)
 
 
 BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {

@@ -223,7 +223,7 @@ def draw_irregular(ours: pd.DataFrame, others: pd.DataFrame, bound_s: pd.Series)
         ax.set_xlim(those["time_limit_s"].min() / 10, those["time_limit_s"].max() * 1.1)
         ax.set_title(cluster, fontsize=10, loc="left")
     axes[0].set_ylabel("best step time so far (s)")
-    legend(figure, axes[0], 6)
+    legend(figure, axes[0], 6 if len(axes) > 2 else 3)
     return figure
 
 

@@ -14,7 +14,7 @@ from hexiopt.report.style import seconds as in_seconds
 from hexiopt.units import GB, GIB, TFLOP
 
 _CLUSTERS = 12  # listed on a page
-_NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
+_NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|µs|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
 
 
 def times(ratio: float) -> str:
