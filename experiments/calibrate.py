@@ -117,29 +117,30 @@ def fit(
     """
     start = np.array([free.start for free in FREE])
     measured: list[Case | MeasuredLayer] = [*cases, *layers]
-    target = np.array([_value(one) for one in measured])  # times or rates: only a sign differs, which the square drops
+    # Times or rates: only a sign differs, which the square drops.
+    target = np.array([_value(entry) for entry in measured])
     weights = np.concatenate(
         [_weights([_layout(case) for case in cases], 1), _weights(list(map(_series, layers)), _LAYERS)]
     )
     task = None if progress is None else progress.add_task("fit", total=None)
-    kept: dict[tuple[Hashable, tuple[float, ...]], float] = {}
-    same = [_layout(one) if isinstance(one, Case) else one for one in measured]
-    touches = [_touches(one) for one in measured]
+    known: dict[tuple[Hashable, tuple[float, ...]], float] = {}
+    same = [_layout(entry) if isinstance(entry, Case) else entry for entry in measured]
+    touches = [_touches(entry) for entry in measured]
 
     def values(x: Floats) -> dict[str, float]:
         return {free.name: float(v) for free, v in zip(FREE, start * np.exp(x), strict=True)}
 
     def residuals(x: Floats) -> Floats:
         trial = values(x)
-        found = []
-        for k, one in enumerate(measured):
+        predictions = []
+        for k, entry in enumerate(measured):
             key = (same[k], tuple(trial[name] for name in touches[k]))
-            if key not in kept:
-                kept[key] = _predicted(one, trial)
-            found.append(kept[key])
+            if key not in known:
+                known[key] = _predicted(entry, trial)
+            predictions.append(known[key])
         if progress is not None and task is not None:
             progress.advance(task)
-        errors: Floats = np.log(np.array(found) / target)
+        errors: Floats = np.log(np.array(predictions) / target)
         return np.concatenate([errors * weights, prior * x / np.log(2)])
 
     begin = np.zeros(len(FREE)) if near is None else np.log(np.array([near[free.name] for free in FREE]) / start)
@@ -159,15 +160,15 @@ def fit(
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
-def _value(one: Case | MeasuredLayer) -> float:
-    return one.seconds if isinstance(one, MeasuredLayer) else one.row.value
+def _value(entry: Case | MeasuredLayer) -> float:
+    return entry.seconds if isinstance(entry, MeasuredLayer) else entry.row.value
 
 
-def _predicted(one: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
+def _predicted(entry: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
     return (
-        sum(predicted_s(one, values))
-        if isinstance(one, MeasuredLayer)
-        else in_metric(one, predicted(one, values).step_time_s)
+        sum(predicted_s(entry, values))
+        if isinstance(entry, MeasuredLayer)
+        else in_metric(entry, predicted(entry, values).step_time_s)
     )
 
 
@@ -188,15 +189,15 @@ def _weights(kinds: Sequence[Hashable], each: float) -> Floats:
 
 
 @cache
-def _touches(one: Case | MeasuredLayer) -> tuple[str, ...]:
+def _touches(entry: Case | MeasuredLayer) -> tuple[str, ...]:
     """The constants on which a prediction may depend: those of its GPUs, its software and its links."""
-    if isinstance(one, MeasuredLayer):
-        found = {*fitted_efficiency(one.gpu).values(), *fitted_constants("hexiopt"), "t4_burst"}
+    if isinstance(entry, MeasuredLayer):
+        names = {*fitted_efficiency(entry.gpu).values(), *fitted_constants("hexiopt"), "t4_burst"}
     else:
-        machines = dict.fromkeys(one.problem.cluster.machines)
-        found = {name for machine in machines for name in fitted_efficiency(machine.gpu.name).values()}
-        found |= fitted_constants(one.framework).union(*map(link_constants, machines))
-    return tuple(free.name for free in FREE if free.name in found)
+        machines = dict.fromkeys(entry.problem.cluster.machines)
+        names = {name for machine in machines for name in fitted_efficiency(machine.gpu.name).values()}
+        names |= fitted_constants(entry.framework).union(*map(link_constants, machines))
+    return tuple(free.name for free in FREE if free.name in names)
 
 
 def run(job: Job) -> float:
@@ -211,10 +212,10 @@ def run(job: Job) -> float:
     paths = [RUNS] + ([Path(job.config.data)] if job.config.data else [])
     cases, layers = [case for path in paths for case in _cases(path)], fitted_layers()
     with Progress(transient=True, disable=job.in_sweep) as progress:
-        found = fit(cases, layers, progress)
-    rows = [(free.name, f"{found[free.name]:.4g}", free.unit, free.meaning) for free in FREE]
+        values = fit(cases, layers, progress)
+    rows = [(free.name, f"{values[free.name]:.4g}", free.unit, free.meaning) for free in FREE]
     job.show(plain_table(("Constant", "Value", "Unit", "What"), rows, left=("Constant", "Unit", "What")))
-    job.write(CALIBRATION.name, calibration_yaml(found, cases, layers))
+    job.write(CALIBRATION.name, calibration_yaml(values, cases, layers))
     job.show_files(CALIBRATION.name)
     return float("nan")
 
@@ -230,10 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.leave_one_out:
             console.print(_leave_one_out(cases, layers, progress))
             return 0
-        found = fit(cases, layers, progress)
+        values = fit(cases, layers, progress)
     for free in FREE:
-        console.print(f"{free.name:26} {found[free.name]:>9.4g} {free.unit}: {free.meaning}")
-    write_text(CALIBRATION, calibration_yaml(found, cases, layers))
+        console.print(f"{free.name:26} {values[free.name]:>9.4g} {free.unit}: {free.meaning}")
+    write_text(CALIBRATION, calibration_yaml(values, cases, layers))
     console.print(f"written: {CALIBRATION.name}, fitted on {len(cases)} rows and {len(layers)} layers")
     return 0
 
@@ -254,9 +255,9 @@ def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progr
     without these rows, with the interval that holds the latter in nine of ten resamples."""
     rows: list[tuple[str, ...]] = []
     sources = grouped(cases, lambda case: case.row.source)
-    for source, own in progress.track(sources.items(), description="sources"):
+    for source, those in progress.track(sources.items(), description="sources"):
         without = fit([case for case in cases if case.row.source != source], layers, near=constant_values())
-        for kind, alike in grouped(own, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
+        for kind, alike in grouped(those, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
             inside, outside = (_errors(alike, values) for values in (constant_values(), without))
             low, high = outside.median_interval_percent
             errors = (f"{inside.median_percent:.1f}", f"{outside.median_percent:.1f}", f"{low:.1f} to {high:.1f}")
@@ -269,7 +270,7 @@ def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
     return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
 
 
-def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case], layers: Sequence[MeasuredLayer] = ()) -> str:
+def calibration_yaml(values: Mapping[str, float], cases: Sequence[Case], layers: Sequence[MeasuredLayer] = ()) -> str:
     """The text of the calibration file: constants with values, meanings and the rows that they were fitted on."""
     touches, on_layers = [_touches(case) for case in cases], [_touches(layer) for layer in layers]
     sources = sorted({case.row.source.split(" (")[0] for case in cases})
@@ -285,7 +286,7 @@ def calibration_yaml(found: Mapping[str, float], cases: Sequence[Case], layers: 
         rows = " and ".join(f"{count} {what}" for count, what in zip(counts, ("rows", "layers"), strict=True) if count)
         lines += [
             f"  {free.name}:",
-            f"    value: {found[free.name]:g}",
+            f"    value: {values[free.name]:g}",
             f"    unit: {free.unit}",
             f'    meaning: "{free.meaning}"',
             f'    fitted_on: "{free.shown_by} ({rows})"',

@@ -15,7 +15,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import plan_file_to_dict
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.model import LLAMA_FAMILY
+from hexiopt.problem.architectures import LLAMA_FAMILY
 from hexiopt.problem.problem import Problem
 
 if TYPE_CHECKING:

@@ -59,16 +59,16 @@ def run(job: Job) -> float:
     if path.suffix == ".json":
         return tried_plans(job, path)
     rows, given = read_rows(path), _given(job)
-    found: list[tuple[Prediction, Case | None, Cost | None]] = []
+    results: list[tuple[Prediction, Case | None, Cost | None]] = []
     with Progress(transient=True, disable=job.in_sweep) as progress:
         for row in progress.track(rows, description="predicting"):
-            found.append(_predict(row, given))
-    predictions = [prediction for prediction, _, _ in found]
-    known = [(case, prediction.predicted) for prediction, case, _ in found if case is not None]
-    priced = [(case, cost) for _, case, cost in found if case is not None and cost is not None]
-    skipped = grouped((one for one in predictions if one.reason), lambda one: one.reason)
+            results.append(_predict(row, given))
+    predictions = [prediction for prediction, _, _ in results]
+    known = [(case, prediction.predicted) for prediction, case, _ in results if case is not None]
+    priced = [(case, cost) for _, case, cost in results if case is not None and cost is not None]
+    skipped = grouped((left for left in predictions if left.reason), lambda left: left.reason)
     if not known:
-        reasons = ", ".join(f"{reason} ({len(own)})" for reason, own in skipped.items())
+        reasons = ", ".join(f"{reason} ({len(group)})" for reason, group in skipped.items())
         raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {reasons}")
     job.write("validation.csv", validation_csv(predictions))
     by_source = _errors_by(known, lambda case: (case.row.source, f"{case.row.gpu} {case.problem.workload.precision}"))
@@ -90,7 +90,7 @@ def run(job: Job) -> float:
         if errors:
             job.show("", errors_table(errors, title))
     if skipped:
-        job.show("", left_out_table({reason: [one.line for one in own] for reason, own in skipped.items()}))
+        job.show("", left_out_table({reason: [left.line for left in group] for reason, group in skipped.items()}))
     job.show(*(f"note: {note}" for note in _notes(path, rows)))
     overall = Scored.of(known)
     job.show("", f"{len(known)} of {len(rows)} rows predicted: mean error {overall.mean_percent:.1f} %.")
@@ -134,14 +134,14 @@ def _size(case: Case) -> tuple[str, str]:
 
 def _memory_errors(priced: Sequence[tuple[Case, Cost]]) -> list[Errors]:
     """Errors of peaks of memory, by source."""
-    found = []
+    rows = []
     kinds = ("of tensors", allocated_ratios), ("of the allocator", reserved_ratios), ("of the process", process_ratios)
     for name, ratios_of in kinds:
-        for (source, what), own in grouped(priced, lambda pair: (pair[0].row.source, _training(pair[0]))).items():
-            ratios = [ratio for case, cost in own for ratio in ratios_of(case, cost)]
+        for (source, what), group in grouped(priced, lambda pair: (pair[0].row.source, _training(pair[0]))).items():
+            ratios = [ratio for case, cost in group for ratio in ratios_of(case, cost)]
             if ratios:
-                found.append(_errors_of(source, name + what, Scored.of_ratios(np.array(ratios))))
-    return found
+                rows.append(_errors_of(source, name + what, Scored.of_ratios(np.array(ratios))))
+    return rows
 
 
 def _layer_errors() -> list[Errors]:
@@ -150,7 +150,9 @@ def _layer_errors() -> list[Errors]:
     ratios = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
     kinds = grouped(ratios, lambda pair: f"{pair[0].gpu} {pair[0].workload.precision}")
     named = [*sorted(kinds.items()), ("all", ratios)]
-    return [_errors_of("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in own]))) for kind, own in named]
+    return [
+        _errors_of("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in group]))) for kind, group in named
+    ]
 
 
 def _errors_of(name: str, kind: str, scored: Scored, rho: float | None = None) -> Errors:
@@ -159,16 +161,16 @@ def _errors_of(name: str, kind: str, scored: Scored, rho: float | None = None) -
 
 
 def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | None]:
-    said = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
+    facts = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, given)
     except InexpressibleError as error:
-        return Prediction(*said, reason=str(error)), None, None
+        return Prediction(*facts, reason=str(error)), None, None
     model, pipeline = cost_model(case), case.plan.pipelines[0]
     cost = model.price(case.plan)
     seconds = cost.step_time_s
     prediction = Prediction(
-        *said,
+        *facts,
         framework=case.framework,
         micro_batch_size=pipeline.micro_batch_size,
         recompute="/".join(dict.fromkeys(pipeline.stages[0].recompute)),
@@ -182,11 +184,11 @@ def _predict(row: Row, given: Given) -> tuple[Prediction, Case | None, Cost | No
 
 def _errors_by(known: Sequence[Predicted], key: Callable[[Case], tuple[str, str]], at_least: int = 1) -> list[Errors]:
     """The errors of each group of at least `at_least` rows; its key is (name, GPU)."""
-    found = []
-    for named, own in grouped(known, lambda pair: key(pair[0])).items():
-        if len(own) >= at_least:
-            found.append(_errors_of(*named, Scored.of(own), _rho(own)))
-    return found
+    rows = []
+    for named, group in grouped(known, lambda pair: key(pair[0])).items():
+        if len(group) >= at_least:
+            rows.append(_errors_of(*named, Scored.of(group), _rho(group)))
+    return rows
 
 
 def _rho(known: Sequence[Predicted]) -> float | None:
@@ -194,9 +196,9 @@ def _rho(known: Sequence[Predicted]) -> float | None:
     families = grouped(known, lambda pair: family(pair[0])).values()
     return min(
         (
-            spearman([case.row.value for case, _ in own], [value for _, value in own])
-            for own in families
-            if len(own) >= _FAMILY
+            spearman([case.row.value for case, _ in group], [value for _, value in group])
+            for group in families
+            if len(group) >= _FAMILY
         ),
         default=None,
     )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hexiopt.study.fit import Fit as Fit
     from hexiopt.study.fit import fit as fit
     from hexiopt.study.inputs import cluster as cluster
+    from hexiopt.study.inputs import load_problem as load_problem
     from hexiopt.study.inputs import model as model
     from hexiopt.study.price import check as check
     from hexiopt.study.price import load_plan as load_plan
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from hexiopt.study.solution import PlanCost as PlanCost
     from hexiopt.study.solution import Solution as Solution
     from hexiopt.study.solve import solve as solve
+    from hexiopt.study.sweep import Sweep as Sweep
     from hexiopt.study.sweep import read_sweep as read_sweep
     from hexiopt.study.sweep import sweep as sweep
     from hexiopt.study.training import TrainedRun as TrainedRun

@@ -37,14 +37,23 @@ reference` generates this page from docstrings.
 # In the order in which one meets them; a test sees that none is missing.
 PARTS = {
     "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Lora", "Space", "Problem"),
-    "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
+    "Find and judge a plan": (
+        "solve",
+        "solver",
+        "solvers",
+        "load_plan",
+        "load_problem",
+        "price",
+        "check",
+        "lower_bound",
+    ),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
     "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
     "Other systems": ("export", "import_plan"),
 }
 RESULTS = {
     "Plans and their prices": ("Solution", "PlacedPlan", "PlanCost", "Plan"),
-    "Tables": ("Frame", "Comparison", "SolverCatalogue", "SolverInfo"),
+    "Tables": ("Frame", "Comparison", "Sweep", "SolverCatalogue", "SolverInfo"),
     "Answers": ("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "Exported", "InputError"),
 }
 

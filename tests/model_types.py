@@ -15,9 +15,9 @@ from hexiopt.files.huggingface import model_from_config
 from hexiopt.files.models.features import feature_of_type, features
 from hexiopt.files.models.kind_words import layers_in_words
 from hexiopt.files.models.types import TYPES
+from hexiopt.problem.architectures import ARCHITECTURES, DECODER
 from hexiopt.problem.form import LLAMA, Form
 from hexiopt.problem.kinds import PARTS, Part
-from hexiopt.problem.model import ARCHITECTURES, DECODER
 from hexiopt.reading import Section
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"

@@ -327,8 +327,8 @@ class ExportConfig:
     adapters merged into them: those at `weights`, or null where the checkpoint says that they are. Of a
     plan file plan=..., it makes files of a launcher or of a trainer, whichever `format` is; a launcher's start
     `trainer`. `folder` is where machines find these files (null: where they are written), `master` the host:port where
-    ranks meet (null: on the machine of the first), `job` the name of the job, `minutes` its time limit, `image` the
-    container's, and `gpu_names` a mapping of GPU types to the scheduler's names of them.
+    ranks meet (null: on the machine of the first), `job` the name of the job, `minutes` its time limit (null: the
+    scheduler's own), `image` the container's, and `gpu_names` a mapping of GPU types to the scheduler's names of them.
     """
 
     checkpoint: str | None = None
@@ -339,7 +339,7 @@ class ExportConfig:
     folder: str | None = None
     master: str | None = None
     job: str = "plan"
-    minutes: int = 60
+    minutes: int | None = None
     image: str = "pytorch/pytorch:latest"
     gpu_names: Any = None
 
@@ -348,7 +348,7 @@ class ExportConfig:
         section.text("format", choices=CHOICES["export.format"])
         section.text("precision", choices=CHOICES["export.precision"])
         section.text("trainer", choices=CHOICES["export.trainer"], default=None)
-        section.integer("minutes", at_least=1, at_most=10**6)
+        section.integer("minutes", at_least=1, at_most=10**6, default=None)
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", self.job):
             section.fail("job", "is not a name; use up to 30 lower-case letters, digits and '-', a letter first")
         names = {} if self.gpu_names is None else self.gpu_names

@@ -27,14 +27,14 @@ _MEANING = {"between": "rate of links between machines", "inside": "rate of link
 def calibrate_runs(job: Job) -> float:
     """Fit, show the runs before and after, write the factors; returns no number. Raises InputError."""
     stated = job.config.run
-    runs = [_measured(Path(str(one)), job.config.plan) for one in (stated if isinstance(stated, list) else [stated])]
+    runs = [_measured(Path(str(path)), job.config.plan) for path in (stated if isinstance(stated, list) else [stated])]
     if len({run.plan.problem.cluster.calibrated for run in runs}) > 1:
         raise InputError("run: the runs' clusters have different calibrations; give runs of one cluster file")
-    said = f"{count(len(runs), 'run')}: {', '.join(run.name for run in runs)}"
-    found = fitted(runs, said)
-    job.write(FILE, calibration_text(found, _head(said)))
-    job.show(_factor_table(found))
-    job.show("", _run_table(runs, found))
+    runs_in_words = f"{count(len(runs), 'run')}: {', '.join(run.name for run in runs)}"
+    calibration = fitted(runs, runs_in_words)
+    job.write(FILE, calibration_text(calibration, _head(runs_in_words)))
+    job.show(_factor_table(calibration))
+    job.show("", _run_table(runs, calibration))
     job.show_files(FILE)
     return float("nan")
 
@@ -57,28 +57,28 @@ def _measured(path: Path, plan: str | None) -> MeasuredRun:
     return MeasuredRun(path.name, placed, step_of(times_s), device_s)
 
 
-def _head(said: str) -> list[str]:
+def _head(runs_in_words: str) -> list[str]:
     return [
-        f"Fitted by hexiopt calibrate to {said}.",
+        f"Fitted by hexiopt calibrate to {runs_in_words}.",
         "A cluster file names this file as `calibration: PATH`; hexiopt explain says where the factors are used.",
     ]
 
 
-def _factor_table(found: Calibration) -> object:
+def _factor_table(calibration: Calibration) -> object:
     rows = [
         (name, f"{factor:.4g}", _MEANING.get(name, f"speed of operators on {name.partition('.')[2]}"))
-        for name, factor in found.factors.items()
+        for name, factor in calibration.factors.items()
     ]
     return plain_table(
         ("Factor", "Value", "Of what the cost model has"), rows, left=("Factor", "Of what the cost model has")
     )
 
 
-def _run_table(runs: Sequence[MeasuredRun], found: Calibration) -> object:
+def _run_table(runs: Sequence[MeasuredRun], calibration: Calibration) -> object:
     rows = []
     for run in runs:
-        own = run.plan.problem.cluster
-        before_s, after_s = (predicted(run, one)[0] for one in (_NONE, found.over(own)))
+        cluster = run.plan.problem.cluster
+        before_s, after_s = (predicted(run, factors)[0] for factors in (_NONE, calibration.over(cluster)))
         errors = [f"{one_s / run.step_s - 1:+.1%}" for one_s in (before_s, after_s)]
         rows.append((run.name, seconds(run.step_s), seconds(before_s), errors[0], seconds(after_s), errors[1]))
     return plain_table(("Run", "Measured", "Before", "Error", "After", "Error"), rows, left=("Run",))

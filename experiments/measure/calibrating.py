@@ -59,14 +59,14 @@ def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:
         return Calibration(dict(zip(types, factors[2:], strict=True)), factors[0], factors[1], source)
 
     def residuals(x: Floats) -> Floats:
-        found = []
+        logs = []
         for run in runs:
             step_s, device_s = predicted(run, calibration(x))
-            found.append(np.log(step_s / run.step_s))
+            logs.append(np.log(step_s / run.step_s))
             both = [(device_s[name], own_s) for name, own_s in run.device_s.items() if name in device_s]
             weight = (_DEVICES / len(both)) ** 0.5 if both else 0.0
-            found += [weight * np.log(predicted_s / own_s) for predicted_s, own_s in both]
-        return np.array([*found, *(_PRIOR * (x - start) / np.log(2))])
+            logs += [weight * np.log(predicted_s / own_s) for predicted_s, own_s in both]
+        return np.array([*logs, *(_PRIOR * (x - start) / np.log(2))])
 
     # Operators are as much slower as the devices, or else the steps; links are as they were.
     start = _SHIFT + np.array([0.0, 0.0, *([_slowness(runs)] * len(types))])
@@ -77,12 +77,12 @@ def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:
 
 def _slowness(runs: Sequence[MeasuredRun]) -> float:
     """The logarithm of predicted over measured times at the median."""
-    found = []
+    slownesses = []
     for run in runs:
         step_s, device_s = predicted(run, Calibration({}))
         ratios = [device_s[name] / own_s for name, own_s in run.device_s.items() if name in device_s]
-        found += ratios or [step_s / run.step_s]
-    return float(np.log(statistics.median(found)))
+        slownesses += ratios or [step_s / run.step_s]
+    return float(np.log(statistics.median(slownesses)))
 
 
 def _types(problem: Problem, plan: PlacedPlan) -> list[str]:
@@ -90,9 +90,9 @@ def _types(problem: Problem, plan: PlacedPlan) -> list[str]:
     return [problem.cluster.gpu_of(device).type_name for device in plan.devices()]
 
 
-def _rounded(one: Calibration) -> Calibration:
+def _rounded(calibration: Calibration) -> Calibration:
     def digits(factor: float) -> float:
         return float(f"{factor:.{_DIGITS}g}")
 
-    compute = {name: digits(factor) for name, factor in one.compute.items()}
-    return Calibration(compute, digits(one.between), digits(one.inside), one.source)
+    compute = {name: digits(factor) for name, factor in calibration.compute.items()}
+    return Calibration(compute, digits(calibration.between), digits(calibration.inside), calibration.source)

@@ -17,22 +17,22 @@ def on_profiled(problem: Problem, plan: Plan, profiled: Cluster, where: str = "p
     """
     if len(profiled.machines) != 1:
         raise InputError(f"{where}: has {len(profiled.machines)} machines; give the profile of the one that trains")
-    (own,) = profiled.machines
+    (here,) = profiled.machines
     used = len(plan.devices())
-    if own.num_gpus != used:
+    if here.num_gpus != used:
         raise InputError(
-            f"{where}: is of {own.num_gpus} devices, the plan has {used}; measure as many: "
+            f"{where}: is of {here.num_gpus} devices, the plan has {used}; measure as many: "
             f"hexiopt profile profile.processes={used}"
         )
 
     def replaced(machine: Machine) -> Machine:
         return machine.replace(
-            gpu=own.gpu,
-            intra_bandwidth_bytes_per_s=own.intra_bandwidth_bytes_per_s,
-            intra_latency_s=own.intra_latency_s,
+            gpu=here.gpu,
+            intra_bandwidth_bytes_per_s=here.intra_bandwidth_bytes_per_s,
+            intra_latency_s=here.intra_latency_s,
             intra_links=(),
-            nic_bandwidth_bytes_per_s=own.intra_bandwidth_bytes_per_s,
-            nic_latency_s=own.intra_latency_s,
+            nic_bandwidth_bytes_per_s=here.intra_bandwidth_bytes_per_s,
+            nic_latency_s=here.intra_latency_s,
         )
 
     cluster = problem.cluster

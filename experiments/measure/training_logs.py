@@ -17,12 +17,12 @@ _TORCHTITAN = re.compile(r"\bstep:\s*[0-9]+\b.*\btps:\s*([0-9,]+)")
 def logged_step_times(path: Path, tokens: int, devices: int) -> list[float]:
     """Seconds of every step that a log states, of `tokens` tokens on that many `devices`. Raises InputError."""
     text = _COLOURS.sub("", read_text(path, max_bytes=MAX_LOG_BYTES))
-    found = [float(one) / 1e3 for one in _MEGATRON.findall(text)]
-    rates = [float(one.replace(",", "")) for one in _TORCHTITAN.findall(text)]
-    found += [tokens / (rate * devices) for rate in rates if rate > 0]
-    if not found:
+    step_s = [float(number) / 1e3 for number in _MEGATRON.findall(text)]
+    rates = [float(number.replace(",", "")) for number in _TORCHTITAN.findall(text)]
+    step_s += [tokens / (rate * devices) for rate in rates if rate > 0]
+    if not step_s:
         raise InputError(
             f"{path}: states no step; give a folder of hexiopt train, or a log of Megatron-LM ('elapsed time per "
             "iteration (ms)') or of torchtitan ('step: ... tps: ...')"
         )
-    return found
+    return step_s

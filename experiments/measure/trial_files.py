@@ -36,9 +36,9 @@ def read_trials(path: Path) -> list[TriedPlan]:
 
 
 def _trials(section: Section) -> Iterator[TriedPlan]:
-    for one in section.sections("trials"):
-        name, plan_file = one.text("name"), plan_file_from_section(one.section("plan"))
-        measured = one.section("measured")
+    for trial in section.sections("trials"):
+        name, plan_file = trial.text("name"), plan_file_from_section(trial.section("plan"))
+        measured = trial.section("measured")
         trouble = measured.text("trouble", default=None)
         if trouble is not None:
             yield TriedPlan(name, plan_file, 0.0, 0.0, trouble)
@@ -51,7 +51,7 @@ def _positive(section: Section, key: str, most: float) -> list[float]:
     def is_positive(value: Any) -> bool:
         return type(value) in (int, float) and 0 < value <= most
 
-    found = section.valid_items(key, is_positive, f"is no list of numbers above 0, up to {most:g}")
-    if not found:
+    numbers = section.valid_items(key, is_positive, f"is no list of numbers above 0, up to {most:g}")
+    if not numbers:
         section.fail(key, "is empty; train again")
-    return found
+    return numbers

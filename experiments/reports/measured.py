@@ -48,7 +48,7 @@ class MeasuredRank:
     @property
     def busy_s(self) -> float:
         """Seconds of computing."""
-        return sum(one.ended_s - one.began_s for one in self.operations)
+        return sum(operation.ended_s - operation.began_s for operation in self.operations)
 
 
 def both_timelines(facts: PlanFacts, ranks: Sequence[MeasuredRank]) -> dict[str, Any]:
@@ -60,16 +60,16 @@ def both_timelines(facts: PlanFacts, ranks: Sequence[MeasuredRank]) -> dict[str,
         pid = len(pipelines) + p
         events.append(meta_event("process_name", pid, 0, name=f"measured: pipeline {p}"))
         events.append(meta_event("process_sort_index", pid, 0, sort_index=pid))
-        own = sorted((r for r in ranks if r.pipeline == p), key=lambda r: (r.stage, r.replica, r.device))
-        for tid, rank in enumerate(own):
+        of_pipeline = sorted((r for r in ranks if r.pipeline == p), key=lambda r: (r.stage, r.replica, r.device))
+        for tid, rank in enumerate(of_pipeline):
             name = f"stage {rank.stage}" + (f".{rank.replica}" if rank.replica else "")
             events.append(meta_event("thread_name", pid, tid, name=f"{name}: {rank.device}"))
             events.append(meta_event("thread_sort_index", pid, tid, sort_index=tid))
             chunked = pipelines[p].num_chunks > 1
-            for one in rank.operations:
-                chunk = one.chunk if chunked else None
-                times = one.began_s - began_s, one.ended_s - began_s
-                events.append(operation_event(one.kind, pid, tid, one.micro_batch, chunk, *times))
+            for operation in rank.operations:
+                chunk = operation.chunk if chunked else None
+                times = operation.began_s - began_s, operation.ended_s - began_s
+                events.append(operation_event(operation.kind, pid, tid, operation.micro_batch, chunk, *times))
     return {
         **predicted,
         "traceEvents": [*predicted["traceEvents"], *events],
@@ -80,8 +80,8 @@ def both_timelines(facts: PlanFacts, ranks: Sequence[MeasuredRank]) -> dict[str,
 def _span_s(ranks: Sequence[MeasuredRank]) -> tuple[float, float]:
     """The start of the first operation of all ranks and the end of the last one."""
     return (
-        min(one.began_s for rank in ranks for one in rank.operations),
-        max(one.ended_s for rank in ranks for one in rank.operations),
+        min(operation.began_s for rank in ranks for operation in rank.operations),
+        max(operation.ended_s for rank in ranks for operation in rank.operations),
     )
 
 
@@ -110,21 +110,21 @@ def measured_table(facts: PlanFacts, ranks: Sequence[MeasuredRank], whose: str =
     ]
     for p, s, r, executor in executors:
         name = f"{p}·{s}" + ("" if r is None else f".{r}")
-        own = [rank for rank in ranks if (rank.pipeline, rank.stage) == (p, s) and r in (None, rank.replica)]
-        if own:
+        of_stage = [rank for rank in ranks if (rank.pipeline, rank.stage) == (p, s) and r in (None, rank.replica)]
+        if of_stage:
             pipeline = plan.pipelines[p]
             predicted_s = executor.forward_s + executor.backward_s
-            measured_s = max(rank.busy_s for rank in own) / pipeline.num_micro_batches
+            measured_s = max(rank.busy_s for rank in of_stage) / pipeline.num_micro_batches
             whole = pipeline.num_micro_batches / cost.pipeline_s
             tensors = executor.memory.tensors
-            peak = max(rank.peak_bytes or 0 for rank in own)
+            peak = max(rank.peak_bytes or 0 for rank in of_stage)
             table.add_row(
                 name,
-                ", ".join(sorted((rank.device for rank in own), key=numbers.__getitem__)),
+                ", ".join(sorted((rank.device for rank in of_stage), key=numbers.__getitem__)),
                 milliseconds(predicted_s),
                 milliseconds(measured_s),
                 f"{100 * predicted_s * whole:.0f}",
-                f"{100 * statistics.fmean(rank.busy_s for rank in own) / (ended_s - began_s):.0f}",
+                f"{100 * statistics.fmean(rank.busy_s for rank in of_stage) / (ended_s - began_s):.0f}",
                 *((gib(tensors), gib(peak)) if on_gpus else ()),
             )
     return table

@@ -23,7 +23,7 @@ def training_table(
 ) -> RenderableType:
     """Steps, first and last loss, also of validation, if any, and the median step beside the one predicted for the
     devices named by `whose`."""
-    usual = sorted(ended, key=lambda one: one.seconds)[len(ended) // 2]
+    usual = sorted(ended, key=lambda step: step.seconds)[len(ended) // 2]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row("steps", f"{len(ended)}")
     table.add_row("loss", f"{ended[0].loss:.4f} → {ended[-1].loss:.4f} nats per token")
@@ -38,7 +38,7 @@ def training_table(
 
 def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[ValidatedStep]", path: str | Path) -> None:
     """Write loss.png: the loss of every step and its running mean, and that of validation, if any."""
-    steps, losses = [one.step for one in ended], [one.loss for one in ended]
+    steps, losses = [step.step for step in ended], [step.loss for step in ended]
     figure = new_figure(7.0, 3.6, layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color=PIPELINE_HUES[0], alpha=0.45, linewidth=1.0)
@@ -47,7 +47,7 @@ def draw_training(ended: "Sequence[TrainedStep]", validated: "Sequence[Validated
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     final, title = [(smooth[-1], steps[-1], INK)], "loss, nats per token: each step, and the mean of the last ten"
     if validated:
-        points = [(one.step, one.loss) for one in validated]
+        points = [(step.step, step.loss) for step in validated]
         hue = PIPELINE_HUES[1]
         axes.plot(*zip(*points, strict=True), color=hue, linewidth=1.5, marker="o", markersize=4)
         final, title = [*final, (*points[-1][::-1], hue)], f"{title}; with dots: validation"

@@ -104,28 +104,28 @@ def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
     """Predicted over measured step time, and errors by source and GPU."""
-    found = [row for row in rows if not row.reason]
-    gpus = sorted({row.gpu for row in found})
+    known = [row for row in rows if not row.reason]
+    gpus = sorted({row.gpu for row in known})
     hues = {gpu: PIPELINE_HUES[k % len(PIPELINE_HUES)] for k, gpu in enumerate(gpus)}
-    groups = sorted({(row.gpu, row.source) for row in found})
+    groups = sorted({(row.gpu, row.source) for row in known})
     figure = new_figure(13, max(5.5, 1.8 + 0.3 * len(groups)))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    low = 0.8 * min(min(row.measured_step_s, row.predicted_step_s) for row in found)
-    high = 1.25 * max(max(row.measured_step_s, row.predicted_step_s) for row in found)
+    low = 0.8 * min(min(row.measured_step_s, row.predicted_step_s) for row in known)
+    high = 1.25 * max(max(row.measured_step_s, row.predicted_step_s) for row in known)
     line = np.array([low, high])
     band = line * (1 - _WITHIN), line * (1 + _WITHIN)
     left.fill_between(line, *band, color=FAINT, lw=0, label=f"within {_WITHIN:.0%}")
     left.plot(line, line, color=MUTED, lw=0.8)
     for gpu in gpus:
-        own = [row for row in found if row.gpu == gpu]
-        times = [row.measured_step_s for row in own], [row.predicted_step_s for row in own]
-        left.scatter(*times, s=16, color=hues[gpu], alpha=0.75, lw=0, label=f"{clip(gpu, 28)} ({len(own)})")
+        of_gpu = [row for row in known if row.gpu == gpu]
+        times = [row.measured_step_s for row in of_gpu], [row.predicted_step_s for row in of_gpu]
+        left.scatter(*times, s=16, color=hues[gpu], alpha=0.75, lw=0, label=f"{clip(gpu, 28)} ({len(of_gpu)})")
     left.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     left.set_xlabel("measured step, s", color=MUTED)
     left.set_ylabel("predicted step, s", color=MUTED)
     left.legend(frameon=False, fontsize=8, labelcolor=INK)
     for y, (gpu, source) in enumerate(groups):
-        ratios = [row.predicted_step_s / row.measured_step_s for row in found if (row.gpu, row.source) == (gpu, source)]
+        ratios = [row.predicted_step_s / row.measured_step_s for row in known if (row.gpu, row.source) == (gpu, source)]
         right.scatter(ratios, [y] * len(ratios), s=16, color=hues[gpu], alpha=0.6, lw=0)
         right.plot([float(np.median(ratios))] * 2, [y - 0.3, y + 0.3], color=INK, lw=1.2)
     right.axvspan(1 - _WITHIN, 1 + _WITHIN, color=FAINT, lw=0, zorder=0)

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if quick() and options.publish:
             raise InputError("--publish: a quick study measures nothing worth publishing; leave out --quick, or QUICK")
-        for name in SOURCES if "all" in options.names else dict.fromkeys(options.names):
+        names = [*SOURCES] if "all" in options.names else [*dict.fromkeys(options.names)]
+        for number, name in enumerate(names, start=1):
+            print(f"hexiopt: {name} (study {number} of {len(names)})", file=sys.stderr)
             more = [word for word in words if word not in (*SOURCES, "all")]
             page = run(SOURCES[name], " ".join(["python -m experiments.studies", name, *more]))
             failed = faults(name, page)
@@ -54,11 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def faults(name: str, page: Page) -> list[str]:
-    """Why a page is not published, in lines: searches that failed, and claims that no longer hold."""
-    rows = page.names["rows"]
-    searches = rows[rows["status"] == "failed"]
+    """Why a page is not published, in lines: searches that failed, claims that no longer hold, and errors."""
+    searches = page.rows[page.rows["status"] == "failed"] if page.specs else page.rows
     lines = [f"{name}: {row.solver}, {row.key}: {row.reason}" for row in searches.itertuples()]
-    return lines + [f"{name}: no longer holds: {claim}" for claim in page.broken]
+    return lines + [f"{name}: {line}" for line in page.broken]
 
 
 def write(name: str, page: Page, folder: Path) -> None:

@@ -57,11 +57,11 @@ class Published:
 
 def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> Published:
     """The cluster of a row; without `fused_attention`, attention materialises its scores. Raises InexpressibleError."""
-    found = machines_of(row)
+    parts = machines_of(row)
     unstated = not row.intra_node_link and row.inter_node_link_gbps is None
-    measured = fits is not None and unstated and all(machines.gpu.name in fits.between for machines in found)
+    measured = fits is not None and unstated and all(machines.gpu.name in fits.between for machines in parts)
     entries: list[dict[str, Any]] = []
-    for k, machines in enumerate(found):
+    for k, machines in enumerate(parts):
         inside, interfaces, each = _fitted_links(machines, fits) if measured and fits else _nominal_links(row, machines)
         entries.append(
             {
@@ -76,7 +76,7 @@ def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> 
         )
     content: dict[str, Any] = {"name": "published", "machines": entries}
     if not fused_attention:
-        content["gpus"] = {machines.gpu.name: {"flash_attention": False} for machines in found}
+        content["gpus"] = {machines.gpu.name: {"flash_attention": False} for machines in parts}
     return Published(cluster_from_section(Section(content, f"line {row.line}")), measured)
 
 
@@ -90,19 +90,19 @@ def machines_of(row: Row) -> list[Machines]:
         if _in_racks(row):  # the same number of GPUs in each
             usual = max(n for n in range(1, min(_NVL72, row.gpus) + 1) if row.gpus % n == 0)
         return [_machines(gpu_of(row.gpu, row.gpu_mem_gb), row.gpus, usual)]
-    found = []
+    entries = []
     for part in parts:
         named = _MACHINES.match(part)
         if named is None:
             raise InexpressibleError(f"{row.gpu!r} is not a list of machines")
         gpu, shape = gpu_of(named["gpu"], None), re.search(r"\((\d+)x(\d+)\)", part)
         if named["second"]:
-            found.append(Machines(gpu, int(named["second"]), int(named["first"])))
+            entries.append(Machines(gpu, int(named["second"]), int(named["first"])))
         elif shape:
-            found.append(Machines(gpu, int(shape[2]), int(shape[1])))
+            entries.append(Machines(gpu, int(shape[2]), int(shape[1])))
         else:
-            found.append(_machines(gpu, int(named["first"]), usual))
-    return found
+            entries.append(_machines(gpu, int(named["first"]), usual))
+    return entries
 
 
 def _in_racks(row: Row) -> bool:
@@ -123,7 +123,7 @@ def gpu_of(text: str, memory_gib: float | None) -> Gpu:
     stated = re.search(r"[\s_-](\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
     if memory_gib is None and stated:
         memory_gib = float(stated[1])
-    found = []
+    entries = []
     for gpu in catalogue().values():
         words = gpu.name.split("_")
         core = "".join(word for word in words if word not in ("rtx", "sxm", "pcie") and not word.endswith("gb"))
@@ -131,10 +131,10 @@ def gpu_of(text: str, memory_gib: float | None) -> Gpu:
         if core not in plain or (form is not None and (form == "pcie") != ("pcie" in plain)):
             continue
         if memory_gib is None or same_memory(gpu, memory_gib):
-            found.append((-len(core), gpu.name))
-    if not found:
+            entries.append((-len(core), gpu.name))
+    if not entries:
         raise InexpressibleError(f"no type of the catalogue is {text!r}")
-    return catalogue()[min(found)[1]]
+    return catalogue()[min(entries)[1]]
 
 
 def _nominal_links(row: Row, machines: Machines) -> tuple[float, int, float]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import hexiopt
 from experiments.validation.rows import Row
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.form import GPT
 from hexiopt.problem.kinds import Attention, Experts, LayerKind
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import read_mapping
 
 _GPT2_VOCABULARY = 50_304  # 50,257 padded to a multiple of 128

@@ -45,7 +45,7 @@ OF_KINDS = (
 def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
     beyond those of a row, `priced` features that its row states well enough."""
-    found = [
+    features = [
         feature
         for feature, (in_notes, in_name, columns) in _FEATURES.items()
         if feature not in priced
@@ -58,7 +58,7 @@ def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Col
             )
         )
     ]
-    return " and ".join(found) or None
+    return " and ".join(features) or None
 
 
 def states_feature(column: str) -> bool:

@@ -33,7 +33,7 @@ def allocated_ratios(case: Case, cost: Cost) -> Iterator[float]:
         peaks = [float(decimal) * GB / GIB]
     if len(peaks) == 1:
         predicted = [max(predicted)]
-    yield from (own / peak for own, peak in zip(predicted, peaks, strict=False))
+    yield from (tensors / peak for tensors, peak in zip(predicted, peaks, strict=False))
 
 
 def reserved_ratios(case: Case, cost: Cost) -> Iterator[float]:

@@ -23,18 +23,18 @@ def tried_plans(job: Job, path: Path) -> float:
     Raises InputError where no plan has been trained with.
     """
     trials = read_trials(path)
-    known = [one for one in trials if one.trouble is None]
+    known = [trial for trial in trials if trial.trouble is None]
     if not known:
         raise InputError(f"{path}: none of its {len(trials)} plans could be trained; its measured.trouble says why")
-    costs = [PlanPricer(one.plan_file.problem).price(one.plan_file.plan) for one in known]
+    costs = [PlanPricer(trial.plan_file.problem).price(trial.plan_file.plan) for trial in known]
     predictions = [_prediction(*pair) for pair in enumerate(zip(known, costs, strict=True))]
-    rows = [_row(one, cost) for one, cost in zip(known, costs, strict=True)]
+    rows = [_row(trial, cost) for trial, cost in zip(known, costs, strict=True)]
     job.write("validation.csv", validation_csv(predictions))
     job.show(plain_table(_HEADER, rows, left=("Plan",)))
-    for one in trials:
-        if one.trouble is not None:
-            job.show(f"not trained: {one.name}: {one.trouble}")
-    scored = Scored.of_ratios(np.array([one.predicted_step_s / one.measured_step_s for one in predictions]))
+    for trial in trials:
+        if trial.trouble is not None:
+            job.show(f"not trained: {trial.name}: {trial.trouble}")
+    scored = Scored.of_ratios(np.array([row.predicted_step_s / row.measured_step_s for row in predictions]))
     job.show("", f"{len(known)} of {len(trials)} plans: mean error {scored.mean_percent:.1f} %.")
     written = ["validation.csv"]
     if job.pictures:
@@ -46,36 +46,36 @@ def tried_plans(job: Job, path: Path) -> float:
 
 
 def _prediction(number: int, tried: tuple[TriedPlan, Cost]) -> Prediction:
-    (one, cost), (problem, plan) = tried, (tried[0].plan_file.problem, tried[0].plan_file.plan)
+    (trial, cost), (problem, plan) = tried, (tried[0].plan_file.problem, tried[0].plan_file.plan)
     pipeline = plan.pipelines[0]
     return Prediction(
         number + 1,
-        one.name,
+        trial.name,
         problem.cluster.machines[0].gpu.name,
         len(plan.devices()),
         problem.model.name,
         problem.workload.precision,
         "iter_time_s",
-        one.step_s,
+        trial.step_s,
         framework="hexiopt",
         micro_batch_size=pipeline.micro_batch_size,
         recompute="/".join(dict.fromkeys(pipeline.stages[0].recompute)),
         chunks=pipeline.num_chunks,
         predicted=cost.step_time_s,
-        measured_step_s=one.step_s,
+        measured_step_s=trial.step_s,
         predicted_step_s=cost.step_time_s,
     )
 
 
-def _row(one: TriedPlan, cost: Cost) -> list[str]:
+def _row(trial: TriedPlan, cost: Cost) -> list[str]:
     """Memory is that of tensors, as what was measured: without the reserve."""
     predicted = cost.tensor_bytes
     return [
-        one.name,
-        f"{1e3 * one.step_s:.4g}",
+        trial.name,
+        f"{1e3 * trial.step_s:.4g}",
         f"{1e3 * cost.step_time_s:.4g}",
-        f"{100 * (cost.step_time_s / one.step_s - 1):+.1f} %",
-        f"{one.peak_bytes / GIB:.3g}",
+        f"{100 * (cost.step_time_s / trial.step_s - 1):+.1f} %",
+        f"{trial.peak_bytes / GIB:.3g}",
         f"{predicted / GIB:.3g}",
-        f"{100 * (predicted / one.peak_bytes - 1):+.1f} %",
+        f"{100 * (predicted / trial.peak_bytes - 1):+.1f} %",
     ]

@@ -59,8 +59,8 @@ class Row:
 
     def note(self, key: str) -> str | None:
         """The text after `key=`, or after `key ` before a bracket, in the notes; None where the key is absent."""
-        found = re.search(rf"(?:^|;)\s*{re.escape(key)}\s*(?:=\s*|(?=\[))([^;]*)", self.notes)
-        return found[1].strip() if found else None
+        match = re.search(rf"(?:^|;)\s*{re.escape(key)}\s*(?:=\s*|(?=\[))([^;]*)", self.notes)
+        return match[1].strip() if match else None
 
     def says(self, *words: str) -> bool:
         """Whether the notes contain one of `words`, ignoring case."""

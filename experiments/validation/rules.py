@@ -89,10 +89,10 @@ def routing_of(row: Row) -> str:
 def precision_of(row: Row) -> str:
     """The precision of a run's matrix products. Raises InputError for one that is not modelled."""
     words = re.findall(r"[a-z0-9]+", row.precision.lower().split("(")[0])
-    found = "mxfp8" if "mx" in words else next((name for name in PRECISIONS if name in words), None)
-    if found is None and words:
+    precision = "mxfp8" if "mx" in words else next((name for name in PRECISIONS if name in words), None)
+    if precision is None and words:
         raise InputError(f"precision {row.precision!r} is not modelled; known: {', '.join(PRECISIONS)}")
-    return found or "bf16"
+    return precision or "bf16"
 
 
 def stores_scores(row: Row) -> bool:

@@ -82,10 +82,10 @@ def is_half_precision(row: Row) -> bool:
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """The rows of each key, in their order of appearance."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def gpu_types(case: Case) -> str:

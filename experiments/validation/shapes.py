@@ -33,10 +33,10 @@ def _known() -> dict[str, dict[str, Any]]:
 
 def seq_len_of(row: Row) -> int:
     """Tokens of a sequence. Raises InexpressibleError."""
-    found = row.seq_len or _known().get(row.model_name.lower(), {}).get("seq_len")
-    if found is None:
+    seq_len = row.seq_len or _known().get(row.model_name.lower(), {}).get("seq_len")
+    if seq_len is None:
         raise InexpressibleError("no length of sequences")
-    return int(found)
+    return int(seq_len)
 
 
 def has_experts(row: Row) -> bool:

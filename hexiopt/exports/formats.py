@@ -254,15 +254,15 @@ class LaunchOptions:
     """The arguments of a launcher besides the plan.
 
     Ranks meet at `master` (host:port; None: the first rank's machine); `folder` holds the files on every machine;
-    `job` and `image` name the job and the container; `minutes` is the time limit; `gpu_names` has the scheduler's names
-    of GPU types.
+    `job` and `image` name the job and the container; `minutes` is the time limit (None: the
+    scheduler's own); `gpu_names` has the scheduler's names of GPU types.
     """
 
     folder: str
     job: str = "plan"
     master: str | None = None
     image: str = "pytorch/pytorch:latest"
-    minutes: int = 60
+    minutes: int | None = None
     gpu_names: Mapping[str, str] = field(default_factory=dict)
 
     def meeting_point(self, first_machine: str) -> tuple[str, str]:

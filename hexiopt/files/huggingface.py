@@ -23,8 +23,9 @@ from hexiopt.files.models.layers import LayerSequence, layers_of
 from hexiopt.files.models.types import TYPES
 from hexiopt.files.models.written_kinds import written_layers
 from hexiopt.ledger import OFF, Ledger
+from hexiopt.problem.architectures import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ROUTER_KEYS
 from hexiopt.problem.form import Form
-from hexiopt.problem.model import ARCHITECTURES, DECODER, MAX_NAME, MAX_ROPE_THETA, ROUTER_KEYS, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
 
 _FORM = tuple(field.name for field in fields(Form))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 
 from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
@@ -150,6 +152,13 @@ class Problem(Value):
         work, space = self.workload, "" if self.space == Space() else f", {self.space}"
         batch = f"{work.global_batch:,} × {work.seq_len:,} tokens in {work.precision}"
         return f"Problem({self.model.name} on {self.cluster.name}: {self.cluster.num_devices:,} GPUs, {batch}{space})"
+
+    def save(self, path: str | Path) -> None:
+        """Write a problem file for `hexiopt.load_problem` and for planners outside (docs/files.md), atomically.
+
+        Raises InputError where it cannot be written.
+        """
+        import_module("hexiopt.files.instance_file").write_problem(Path(path), self)  # no law depends on files
 
     def mfu(self, step_s: float, num_devices: int | None = None) -> float:
         """Model FLOPs utilisation of a step of `step_s` seconds (PaLM, arXiv 2204.02311, appendix B).

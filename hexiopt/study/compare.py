@@ -24,6 +24,7 @@ from hexiopt.solving.result import OperatorCounts, Result, Status
 from hexiopt.study.price import lower_bound
 from hexiopt.study.running import listener
 from hexiopt.study.solution import Solution
+from hexiopt.study.statistics import Mean, signed_rank_p
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 _COLUMNS = (
     *("solver", "status", "step_time_s", "tokens_per_s", "mfu", "over_best", "lower_bound_s", "gap"),
     *("runtime_s", "overrun_s", "time_to_best_s", "steps", "seed", "reason"),
+)
+
+
+_SUMMARY = (
+    *("solver", "runs", "plans", "best_s", "median_s", "worst_s"),
+    *("mean_s", "low_s", "high_s", "over_best", "p"),
 )
 
 
@@ -62,18 +69,27 @@ class Comparison(Frame):
         return min(self.results, key=lambda result: result.objective)
 
     def summary(self) -> Frame:
-        """One row per solver: numbers of runs and of plans, and the best, median and worst step time over seeds."""
+        """One row per solver: numbers of runs and of plans; over seeds the best, median, worst and mean step time, with
+        the 95 % interval of the mean; and `p`, by which chance the solver with the shortest median differs as much
+        from this one, seed by seed (Wilcoxon's signed-rank test)."""
+        by_solver: dict[str, dict[int, float]] = {result.solver: {} for result in self.results}
+        for result in self.results:
+            if result.plan is not None:
+                by_solver[result.solver][result.seed] = result.objective
+        order = sorted(by_solver, key=lambda name: median(by_solver[name].values() or [math.inf]))
         rows = []
-        for name in dict.fromkeys(result.solver for result in self.results):
-            runs = [result for result in self.results if result.solver == name]
-            times_s = [run.objective for run in runs if run.plan is not None]
-            row: dict[str, Any] = {"solver": name, "runs": len(runs), "plans": len(times_s)}
+        for name in order:
+            times_s, runs = by_solver[name], sum(result.solver == name for result in self.results)
+            row: dict[str, Any] = {"solver": name, "runs": runs, "plans": len(times_s)}
             if times_s:
-                spread = {"best_s": min(times_s), "median_s": median(times_s), "worst_s": max(times_s)}
-                row |= spread | {"over_best": spread["median_s"] / self.best.objective - 1}
+                known, mean = list(times_s.values()), Mean.of(list(times_s.values()))
+                row |= {"best_s": min(known), "median_s": median(known), "worst_s": max(known)}
+                row |= {"mean_s": mean.mean, "low_s": mean.low, "high_s": mean.high}
+                row |= {"over_best": row["median_s"] / self.best.objective - 1}
+                first = by_solver[order[0]]
+                row["p"] = signed_rank_p([times_s[seed] / first[seed] for seed in times_s if seed in first])
             rows.append(row)
-        columns = ("solver", "runs", "plans", "best_s", "median_s", "worst_s", "over_best")
-        return Frame.of(sorted(rows, key=lambda row: row.get("median_s", float("inf"))), columns, title=self.title)
+        return Frame.of(rows, _SUMMARY, title=self.title)
 
     def trajectories(self) -> Frame:
         """One row per improvement: solver, seed, seconds and steps since the start, and the best step time so far."""

@@ -24,7 +24,7 @@ def export(
     master: str | None = None,
     job: str = "plan",
     image: str = "pytorch/pytorch:latest",
-    minutes: int = 60,
+    minutes: int | None = None,
     gpu_names: Mapping[str, str] = MappingProxyType({}),
     remote_folder: str | None = None,
 ) -> Exported:
@@ -33,8 +33,8 @@ def export(
     `format` is a launcher (`torchrun`, `slurm`, `jobset`, `skypilot`), which starts the processes of `trainer` (by
     default our executor); a trainer alone (`megatron`, `flagscale`, `torchtitan`, ...); or `ranks`, the rank table. The
     other arguments are a launcher's: `master` is the host:port where ranks meet, `job` and `image` are names of the job
-    and the container, `minutes` is the time limit, `gpu_names` has the scheduler's names of GPU types, and
-    `remote_folder` is the path of `folder` on the machines, where it is another there. The result has
+    and the container, `minutes` is the time limit (None: the scheduler's own), `gpu_names` has the scheduler's names of
+    GPU types, and `remote_folder` is the path of `folder` on the machines, where it is another there. The result has
     the files, the command to type, and what differs from the plan. Raises InputError where the format cannot express
     the plan; the message names the switch under which it can.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.frame import Frame, align
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.model import RANGES
+from hexiopt.problem.architectures import RANGES
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN

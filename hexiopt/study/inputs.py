@@ -7,6 +7,7 @@ from typing import Any
 from hexiopt.errors import InputError, quoted
 from hexiopt.files.cluster_file import cluster_from_section, read_cluster
 from hexiopt.files.huggingface import model_from_config, read_model
+from hexiopt.files.instance_file import read_problem
 from hexiopt.files.shipped import is_shipped, read_shipped
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
@@ -43,6 +44,11 @@ def model(source: Any) -> ModelSpec:
     if not isinstance(source, Mapping) and callable(getattr(source, "to_dict", None)):
         source = source.to_dict()  # as transformers' configurations have it
     return model_from_config(Section(source, "model"))
+
+
+def load_problem(path: str | Path) -> Problem:
+    """The problem in a file that `Problem.save` wrote, or in a `plan.json`. Raises InputError naming file and key."""
+    return read_problem(path)
 
 
 def constrain(problem: Problem, constraints: Mapping[str, Any] | None = None) -> Problem:

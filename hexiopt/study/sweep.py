@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hexiopt.solving.registry import current_name, find_pricer
 from hexiopt.study.inputs import cluster, model
 from hexiopt.study.jobs import SweepJob
 from hexiopt.study.running import status_line
+from hexiopt.study.statistics import Mean, signed_rank_p
 from hexiopt.study.workers import JobProcesses
 
 Judge = Callable[[Problem, Plan], Mapping[str, float]]
@@ -32,6 +33,44 @@ _GROUPS = ("workload", "space", "constraints")
 _KEYS = ("cluster", "model", "solver", "pricer", "seed", *(f"{group}.KEY" for group in _GROUPS), "solver.KEY")
 _FIELDS = {group: [field.name for field in fields(Workload if group == "workload" else Space)] for group in _GROUPS}
 _BUDGET = ("time_limit_s", "max_steps")
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Frame):
+    """The jobs of a sweep as a table, one row per job."""
+
+    def summary(self, by: str = "solver") -> Frame:
+        """One row per value of the column `by`, the best first, over jobs that agree in all other keys (cells).
+
+        `over_best` is the geometric mean of step times over the shortest of each cell, `low` and `high` its 95 %
+        interval. `pairs` are the cells in which both this value and that of the first row have a plan, `faster` those
+        in which this one's is the faster, and `p` is by which chance they differ as much (Wilcoxon's signed-rank test).
+        Raises InputError for an unknown column.
+        """
+        keys = [key for key in self.columns[1 : self.columns.index("exit_code")] if not key.startswith("judge.")]
+        steps_s: dict[Any, dict[tuple[Any, ...], float]] = {value: {} for value in self[by]}
+        best_s: dict[tuple[Any, ...], float] = {}
+        for row in self:
+            cell, step_s = tuple([row[key] for key in keys if key != by]), row["result.step_time_s"]
+            if step_s is not None:
+                steps_s[row[by]][cell] = step_s
+                best_s[cell] = min(step_s, best_s.get(cell, step_s))
+        over = {
+            value: Mean.geometric([step_s / best_s[cell] for cell, step_s in cells.items()]) if cells else None
+            for value, cells in steps_s.items()
+        }
+        order = sorted(steps_s, key=lambda value: (-len(steps_s[value]), mean.mean if (mean := over[value]) else 0.0))
+        rows = []
+        for value in order:
+            row = {by: value, "jobs": self[by].count(value), "plans": len(steps_s[value])}
+            if mean := over[value]:
+                first = steps_s[order[0]]
+                ratios = [step_s / first[cell] for cell, step_s in steps_s[value].items() if cell in first]
+                row |= {"over_best": mean.mean, "low": mean.low, "high": mean.high, "pairs": len(ratios)}
+                row |= {"faster": sum(ratio < 1.0 for ratio in ratios), "p": signed_rank_p(ratios)}
+            rows.append(row)
+        columns = (by, "jobs", "plans", "over_best", "low", "high", "pairs", "faster", "p")
+        return Frame.of(rows, columns, title=self.title)
 
 
 def sweep(
@@ -47,7 +86,7 @@ def sweep(
     cpu_time: bool = False,
     processes: int | None = None,
     progress: bool | None = None,
-) -> Frame:
+) -> Sweep:
     """Run one search for each combination of the values in `over`, on several `processes` (by default as many as the
     cores allow, of which some solvers keep several busy).
 
@@ -77,17 +116,21 @@ def sweep(
     judged_by = None if judge is None else import_path("judge", judge)
     jobs = [replace(job, judge=judged_by, cpu_time=cpu_time) for job in jobs]
     run_jobs(jobs, Path(folder), processes, progress)
-    return jobs_frame([Path(folder) / job.key for job in jobs])
+    return _sweep(jobs_frame([Path(folder) / job.key for job in jobs]))
 
 
-def read_sweep(*folders: str | Path) -> Frame:
+def read_sweep(*folders: str | Path) -> Sweep:
     """The jobs in `folders`, one row per job, whether `sweep` or `hexiopt plan -m` (a Hydra multirun) wrote them.
 
     Each overridden key is a column, with the default where a job does not override it, followed by exit code, message
     and the prediction of the plan. A comparison has a row for each of its solvers. Requested jobs that have not ended
     come last, without an exit code. Raises InputError for a folder without jobs.
     """
-    return sweep_frame(map(Path, folders))
+    return _sweep(sweep_frame(map(Path, folders)))
+
+
+def _sweep(frame: Frame) -> Sweep:
+    return Sweep(frame.columns, frame.rows, title=frame.title)
 
 
 def _axis(key: str, values: Any) -> list[Any]:

@@ -11,10 +11,11 @@ from hexiopt.numbers.optimizers import ADAMW
 from hexiopt.plan.parallelism import ExpertParallel, Replica, SequenceParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.plan.token_layout import misfit
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.execution import Execution, RouterRule
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import FULL, Workload
 from hexiopt.reading import Section
 from runtime.mapping.model_parts import layer_kinds

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.architectures import DECODER
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section, read_mapping
 from runtime.mapping.model_parts import EMBEDDING, HEAD, execution_of, whole_parts
 from runtime.mapping.parts import ParameterPart

@@ -13,7 +13,7 @@ from hexiopt.study.jobs import SweepJob
 
 Labels = dict[str, str]
 _JUDGED = {
-    "judged": dict.fromkeys(("formulas_tokens_per_s", "rule_tokens_per_s"), 1e4)
+    "judged": dict.fromkeys(("formulas_tokens_per_s", "rule_tokens_per_s"), 1e6)
     | dict.fromkeys(("formulas_fit", "rule_fits"), 1.0)
 }
 

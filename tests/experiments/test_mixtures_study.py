@@ -40,8 +40,9 @@ def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_cluster_has_every_model_and_every_planner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names = run_made_up("mixtures", monkeypatch, tmp_path, lambda _: 1.0, quick=False).names
-    specs, columns, flagscale, too_large = (names[name] for name in ("specs", "COLUMNS", "FLAGSCALE", "too_large"))
+    page = run_made_up("mixtures", monkeypatch, tmp_path, lambda _: 1.0, quick=False)
+    specs = page.specs
+    columns, flagscale, too_large = (page.names[name] for name in ("COLUMNS", "FLAGSCALE", "too_large"))
     assert all(spec.cpu_time for spec in specs)
     compared = [spec.labels for spec in specs if spec.labels["part"] == "compared"]
     searched = {(labels["cluster"], labels["model"]) for labels in compared}

@@ -38,7 +38,7 @@ def shipped(source: Path) -> nbformat.NotebookNode:
 def test_every_notebook_has_both_files() -> None:
     made = {path.stem for path in notebooks.FOLDER.glob("*.ipynb")}
     assert made == {source.stem for source in notebooks.SOURCES}
-    assert len(made) >= 8
+    assert len(made) >= 7
 
 
 @SOURCES
@@ -81,7 +81,7 @@ def test_it_is_written_on_the_public_interface(source: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", notebooks.SOURCES[:: 1 if STRESS else 3], ids=lambda source: source.stem)
 def test_it_runs(source: Path, tmp_path: Path) -> None:
-    if source.stem.startswith("07"):
+    if source.stem.startswith("06"):
         pytest.importorskip("torch")
     pytest.importorskip("pymetis")
     found = notebooks.executed(source, tmp_path, FEW_STEPS)

@@ -1,6 +1,6 @@
 """The optimal schedules of small pipelines are optimal, and our orders are as near to them as is published.
 
-`python -m experiments.studies.orders` measures 200 pipelines (docs/results/orders.md); here are the first of them.
+`python -m experiments.studies.orders` measures 200 pipelines (docs/results/split_and_depth.md); here are the first.
 """
 
 import itertools

@@ -23,7 +23,7 @@ BATCH, SEQ_LEN, RANK = 32, 2048, 16
 _BUFFER = 1.25  # of a layer that accelerate adds to an equal part
 STORAGES = {"16bit": "16-bit", "nf4": "NF4"}
 MODELS = ("qwen3_8b", "qwen3_14b", "qwen3_32b")
-MAP, EQUAL, BEST = OTHERS = ("device_map", "equal data parallel", "best card")
+MAP, EQUAL, BEST = ("device_map", "equal data parallel", "best card")
 COLUMNS = {MAP: "device_map_tokens_per_s", EQUAL: "equal_tokens_per_s", BEST: "card_tokens_per_s"}
 Split = Sequence[tuple[int, tuple[int, int]]]  # devices in order, with the layers of each
 
@@ -58,7 +58,7 @@ def balanced_layers(problem: Problem, devices: Sequence[int]) -> Split | None:
     layer, embedding, head = weight_bytes(problem)
     equal = (embedding + model.num_layers * layer + head) / len(devices) + _BUFFER * layer
     memory = [cluster.gpu_of(device).usable_memory_bytes for device in devices]
-    room = [min(equal, own) for own in memory[:-1]] + memory[-1:]
+    room = [min(equal, room_bytes) for room_bytes in memory[:-1]] + memory[-1:]
     room[0] -= max(layer, head)
     room[0] -= embedding
     split, at = list[tuple[int, tuple[int, int]]](), 0
@@ -134,7 +134,7 @@ def _chain(split: Split, size: int, count: int, policy: str) -> Pipeline:
 def device_map(prices: Prices) -> float:
     """The best of accelerate's split and one by memory, on the cards of one machine: a step is as many times one
     micro-batch alone as it takes, and an optimizer step."""
-    problem, found = prices.problem, [math.nan]
+    problem, per_s = prices.problem, [math.nan]
     by_host: dict[str, list[int]] = {}
     for device in problem.usable_devices:
         host = problem.cluster.machines[problem.cluster.machine_of[device]].host or ""
@@ -151,8 +151,8 @@ def device_map(prices: Prices) -> float:
             cost = prices.price([_chain(split, size, 1, policy)])
             if cost is not None:
                 turns = problem.workload.global_batch // size
-                found.append(problem.workload.tokens / (turns * cost.pipeline_s + cost.step_time_s - cost.pipeline_s))
-    return float(np.nanmax(found)) if len(found) > 1 else math.nan
+                per_s.append(problem.workload.tokens / (turns * cost.pipeline_s + cost.step_time_s - cost.pipeline_s))
+    return float(np.nanmax(per_s)) if len(per_s) > 1 else math.nan
 
 
 def equal_batches(prices: Prices) -> float:
@@ -167,11 +167,11 @@ def equal_batches(prices: Prices) -> float:
 def best_card(prices: Prices) -> float:
     """The whole batch on one card."""
     batch = prices.problem.workload.global_batch
-    found = [
+    per_s = [
         _most(prices, lambda size, policy, d=device: [prices.whole(d, size, batch // size, policy)])  # type: ignore[misc]
         for device in prices.problem.usable_devices
     ]
-    return max((own for own in found if not math.isnan(own)), default=math.nan)
+    return max((rate for rate in per_s if not math.isnan(rate)), default=math.nan)
 
 
 def _most(prices: Prices, pipelines: Callable[[int, str], Sequence[Pipeline]]) -> float:

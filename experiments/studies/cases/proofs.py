@@ -44,9 +44,9 @@ class ProblemSizes:
     def sizes(self, rng: random.Random) -> list[int]:
         """GPUs of each machine."""
         while True:
-            found = [rng.choice(_SIZES) for _ in range(rng.randint(*self.machines))]
-            if self.least <= sum(found) <= self.most:
-                return found
+            sizes = [rng.choice(_SIZES) for _ in range(rng.randint(*self.machines))]
+            if self.least <= sum(sizes) <= self.most:
+                return sizes
 
 
 GROUPS = (ProblemSizes(4, 8, 20), ProblemSizes(9, 12, 10), ProblemSizes(16, 16, 10, (4, 4)))
@@ -66,7 +66,7 @@ def random_problem(group: ProblemSizes, seed: int) -> Problem:
     memory_bytes = sum(machine.num_gpus * machine.gpu.usable_memory_bytes for machine in machines)
     layers = rng.randint(20, 32)
     models = (replace(named_model(name), num_layers=layers) for name in rng.sample(_MODELS, len(_MODELS)))
-    model = next(own for own in models if own.num_params * _STATE_BYTES < _FULL * memory_bytes)
+    model = next(shape for shape in models if shape.num_params * _STATE_BYTES < _FULL * memory_bytes)
     seq_len = min(rng.choice((1024, 2048, 4096)), model.max_positions or 4096)
     batch = rng.choice((32, 48, 64, 96, 128))
     return Problem(cluster, model, Workload(batch, seq_len, schedule=SCHEDULE, optimizer_sharding=ZERO), _SPACE)

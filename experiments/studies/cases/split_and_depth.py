@@ -36,7 +36,7 @@ class SearchMode:
         """The shortest step in seconds of what `plan` becomes with these freedoms; NaN where nothing fits."""
         pricer = PlanPricer(self.grant(problem))
         priced = [price_plan(pricer, form) for form in self._forms(plan)]
-        return min((own.cost.step_time_s for own in priced if own is not None and own.cost.fits), default=nan)
+        return min((form.cost.step_time_s for form in priced if form is not None and form.cost.fits), default=nan)
 
     def _forms(self, plan: Plan) -> Iterator[Plan]:
         whole = plan.schedule.whole()
@@ -70,7 +70,7 @@ def problems(quick: bool = False) -> dict[tuple[str, str], Problem]:
     if quick:
         return {("small_mixed", SHIPPED): Problem(named_cluster("small_mixed"), named_model("tiny"), Workload(32, 512))}
     settings = ((1, "llama2_7b"), (2, "llama2_7b"), (3, "llama2_7b"), (3, "llama2_13b"), (3, "llama_30b"))
-    found = {
+    tasks = {
         (f"setting {number}, {model}", rate): Problem(
             named_cluster(f"hexiscale_setting_{number}", inter_gb_per_s=float(rate)), named_model(model), Workload()
         )
@@ -79,13 +79,13 @@ def problems(quick: bool = False) -> dict[tuple[str, str], Problem]:
         if (number, model, rate) != (3, "llama2_7b", SLOW)  # has the plans of setting 2, whose GPUs it has too
     }
     for cluster, model, batch in (("four_machines", "llama2_7b", 32), ("small_mixed", "llama2_7b", 16)):
-        found[f"{cluster}, {model}, batch {batch}", SHIPPED] = Problem(
+        tasks[f"{cluster}, {model}, batch {batch}", SHIPPED] = Problem(
             named_cluster(cluster), named_model(model), Workload(batch)
         )
-    found["campus, llama2_13b", SHIPPED] = Problem(named_cluster("campus"), named_model("llama2_13b"), Workload())
-    return found
+    tasks["campus, llama2_13b", SHIPPED] = Problem(named_cluster("campus"), named_model("llama2_13b"), Workload())
+    return tasks
 
 
 def step_times(problem: Problem, plan: Plan) -> dict[str, float]:
     """The step of a plan in every mode, in seconds."""
-    return {mode: own.step_s(problem, plan) for mode, own in MODES.items()}
+    return {mode: freedoms.step_s(problem, plan) for mode, freedoms in MODES.items()}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from experiments.studies.frame.rows import best_at
 from hexiopt.report.style import FAINT, INK, MUTED, PAPER, PIPELINE_HUES
 
 MARKERS = ("o", "s", "^", "D", "v", "X", ">", "*")
@@ -18,6 +20,7 @@ PAPER_COLOUR, GRID, BAND = "#E8DFC8", "#ECEEF1", "#F5F6F8"
 _DPI = 150
 _LINE_INCHES = 0.24
 _GROUP, _BAR = 0.84, 0.92  # widths of a group of bars and of a bar, as shares of the space for each
+_CURVE = 300  # points
 _UPRIGHT = 32  # with more bars side by side, labels are rotated
 
 
@@ -83,10 +86,10 @@ def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
     crowded = ratios.size > _UPRIGHT
     without = "no plan" if crowded else "no\nplan"
     for k, (offset, label) in enumerate(zip(spread(len(ratios.columns), _GROUP), ratios, strict=True)):
-        own = ratios[label]
+        heights = ratios[label]
         middles = [x + offset for x in range(len(ratios))]
-        bars = ax.bar(middles, own.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
-        texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in own]
+        bars = ax.bar(middles, heights.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
+        texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in heights]
         ax.bar_label(bars, texts, fontsize=7.5, padding=2 if crowded else 1, rotation=90 if crowded else 0)
     ax.set_xticks(range(len(ratios)), list(ratios.index), fontsize=9)
     ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if crowded else 1.05))
@@ -106,6 +109,48 @@ def row_bars(ax: Axes, shares: pd.DataFrame) -> None:
     ax.set_yticks(range(len(shares)), list(reversed(shares.index)))
     ax.set_ylim(-0.5, len(shares) - 0.5)
     ax.set_xlim(100 * least, 100 * (most + 0.12 * (most - least)))
+
+
+def row_marks(ax: Axes, ratios: pd.DataFrame, marks: Sequence[tuple[float, dict[str, Any]]]) -> None:
+    """A row of marks per row of `ratios` from the top, with a line for the geometric mean and how many have no plan;
+    `marks` are an offset and a style for each column."""
+    labels = list(reversed(ratios.index))
+    for column, (offset, style) in zip(ratios, marks, strict=True):
+        ys = [y + offset for y in range(len(labels))]
+        ax.plot(ratios[column].loc[labels], ys, **style, linestyle="none", markersize=6.5, markeredgecolor="white")
+    for y, label in enumerate(labels):
+        known = ratios.loc[label].dropna()
+        if y % 2:
+            ax.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=-1)
+        if len(known):
+            ax.plot([np.exp(np.log(known).mean())] * 2, [y - 0.42, y + 0.42], color=INK, linewidth=1.4, zorder=3)
+        if missing := ratios.shape[1] - len(known):
+            text, at = f"no plan at {missing} of {ratios.shape[1]}", ax.get_yaxis_transform()
+            ax.text(0.99, y, text, color=MUTED, fontsize=9, transform=at, va="center", ha="right")
+    ax.plot([], [], color=INK, linewidth=1.4, label="geometric mean")
+    ax.axvline(1.0, color=MUTED, linewidth=1)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(-0.5, len(labels) - 0.5)
+    ax.grid(axis="x", color=GRID)
+
+
+def progress(ax: Axes, runs: pd.DataFrame, k: int, label: str) -> list[float]:
+    """The best step time so far over search time, from where all runs have a plan: the k-th line is the median, a band
+    the range. Returns where the band ends."""
+    end_s = runs["time_limit_s"].max()
+    at_s = np.geomspace(end_s / 1000, end_s * 1.02, _CURVE)
+    best_s = np.array([best_at(points, at_s) for points in runs["trajectory"]])
+    ready = np.isfinite(best_s).all(axis=0)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_xlabel("search time (s)")
+    ax.grid(color=GRID)
+    ax.plot(at_s[ready], np.median(best_s, axis=0)[ready], color=hue(k), linewidth=1.8, label=label)
+    if not ready.any():
+        return []
+    low_s, high_s = best_s.min(axis=0)[ready], best_s.max(axis=0)[ready]
+    ax.fill_between(at_s[ready], low_s, high_s, color=hue(k), alpha=0.2, linewidth=0)
+    return [low_s[-1], high_s[-1]]
 
 
 def sizes_axis(ax: Axes, label: str, names: Mapping[int, str]) -> None:

@@ -59,11 +59,11 @@ class LongSetting:
 
     def problem(self, *, cluster: str | None = None, space: Space = LAYOUTS) -> Problem:
         """The problem, on the cluster named `cluster` if one is given."""
-        found = named_cluster(cluster or self.cluster)
+        machines = named_cluster(cluster or self.cluster)
         workload = Workload(self.global_batch, self.seq_len)
         if self.by_peak:
-            found = equally_efficient(found, workload.precision)
-        return Problem(found, named_model(self.model), workload, space)
+            machines = equally_efficient(machines, workload.precision)
+        return Problem(machines, named_model(self.model), workload, space)
 
 
 def context(seq_len: int) -> str:
@@ -109,3 +109,33 @@ JOINT = (
     *_settings(["hexiscale_setting_1", "hexiscale_setting_2", "hexiscale_setting_3"], ["gpt_7b"], [128]),
     *_settings(["four_machines"], ["gpt_3b"], [128]),
 )
+
+_UNEVEN = ("tokens", "heads", "groups")
+
+
+@dataclass(frozen=True)
+class Freedoms:
+    """What may be uneven, and the order of tokens; None leaves the order to the search."""
+
+    uneven: tuple[str, ...] = _UNEVEN
+    order: str | None = None
+
+    @property
+    def options(self) -> dict[str, str | bool]:
+        """Options of the solver."""
+        off: dict[str, str | bool] = {f"uneven_{what}": False for what in _UNEVEN if what not in self.uneven}
+        return off | ({"order": self.order} if self.order else {})
+
+    def holds(self, other: "Freedoms") -> bool:
+        """Whether every layout that `other` allows is allowed here too."""
+        return set(other.uneven) <= set(self.uneven) and self.order in (None, other.order)
+
+
+EVEN, ALL = "nothing uneven", "all of them uneven"
+VARIANTS = {
+    EVEN: Freedoms(()),
+    **{f"uneven {what} only": Freedoms((what,)) for what in _UNEVEN},
+    ALL: Freedoms(),
+    **{f"all uneven, {order}": Freedoms(order=order) for order in ("contiguous", "zigzag")},
+}
+INSIDE = {name: [other for other in VARIANTS if layout.holds(VARIANTS[other])] for name, layout in VARIANTS.items()}

@@ -2,6 +2,7 @@
 Markdown. Code and what it prints are not part of the page."""
 
 import linecache
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +14,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.studies.frame.figures import png
-from experiments.studies.frame.search import SearchSpec
+from experiments.studies.frame.search import SearchSpec, take_measured
 from experiments.studies.frame.words import hardware, markdown, workloads
+from hexiopt.errors import InputError
 from hexiopt.files.problem_file import problem_sha256
 from hexiopt.study.running import in_notebook
 
 Shown = str | tuple[str, str, Figure]  # Markdown; or file name, caption and figure
 _shown: list[Shown] = []
-_command = "make results"  # that repeats the study which runs
 
 
 def show(
@@ -55,22 +56,25 @@ def _put(part: Shown) -> None:
 
 @dataclass
 class Page:
-    """A study that has been run: Markdown, figures as PNG by file name, the names its cells gave, and the claims that
-    no longer hold, in words."""
+    """A study that has been run: Markdown, figures as PNG by file name, the names its cells gave, what keeps it from
+    being published, in words, and its searches with their rows."""
 
     text: str
     figures: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, Any] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    specs: list[SearchSpec] = field(default_factory=list)
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def run(source: Path, command: str) -> Page:
-    """Run a study. A failed assertion breaks a claim, and the cells after it are run all the same."""
-    global _command
-    study, _command = source.stem.partition("_")[2], command
+    """Run a study. A failed assertion breaks a claim, and the cells after it are run all the same; after any other
+    error no more are (HEXIOPT_DEBUG=1 raises it). Below what the cells show stand the conditions of its searches."""
+    study = source.stem.partition("_")[2]
     page = Page("", names={"__name__": f"study_{study}", "__file__": str(source)})
     title, parts = study, [f"<!-- Written by {command}: change the study, not this page. -->"]
     _shown.clear()
+    take_measured()
     for k, cell in enumerate(jupytext.read(source, fmt="py:percent").cells):
         if cell.cell_type == "markdown":
             if cell.source.startswith("#"):
@@ -85,9 +89,15 @@ def run(source: Path, command: str) -> Page:
         try:
             exec(compile(cell.source, place, "exec"), page.names)
         except AssertionError as error:
-            at = [frame.lineno or 1 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
-            line = cell.source.splitlines()[at[-1] - 1]
-            page.broken.append(f"{place}: {error if error.args else line}")
+            line = cell.source.splitlines()[_line_of(error, place) - 1]
+            page.broken.append(f"no longer holds: {place}: {error if error.args else line}")
+        except InputError:
+            raise
+        except Exception as error:
+            if os.environ.get("HEXIOPT_DEBUG") == "1":
+                raise
+            page.broken.append(f"{place}, line {_line_of(error, place)}: {type(error).__name__}: {error}")
+            break
         for part in _shown:
             if not isinstance(part, str):
                 name, caption, figure = part
@@ -96,15 +106,25 @@ def run(source: Path, command: str) -> Page:
                 part = f"![{caption or title}]({file})"
             parts.append(part)
         _shown.clear()
+    page.specs, page.rows = take_measured()
+    if page.specs:
+        parts.append(conditions(page.specs, page.rows, command))
     page.text = "\n\n".join(parts) + "\n"
     return page
 
 
-def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame) -> None:
-    """Show the conditions of the rows: hardware, workload, limits, machine, and the command that repeats the study."""
+def _line_of(error: Exception, place: str) -> int:
+    """The line of a cell in which an error arose."""
+    lines = [frame.lineno or 1 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
+    return lines[-1] if lines else 1
+
+
+def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) -> str:
+    """The conditions of the rows as Markdown: hardware, workload, limits, machine, and the command that repeats the
+    study."""
     problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
-    budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(own))} s" for solver, own in limits.items()]
+    budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(those))} s" for solver, those in limits.items()]
     steps = sorted({spec.job.budget.max_steps or 0 for spec in specs} - {0})
     budgets += [f"but the searches end after {' or '.join(map(str, steps))} steps"] if steps else []
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
@@ -116,7 +136,6 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame) -> None:
         f"Time limits: {', '.join(budgets)}; seeds {', '.join(map(str, sorted(set(rows['seed']))))}.",
         f"Measured {' and '.join(sorted(set(rows['date'])))} on {'; '.join(dict.fromkeys(rows['machine']))}; code "
         f"{code}. Every plan is priced by our cost model, unless a column says otherwise.",
-        f"Command: `{_command}`",
+        f"Command: `{command}`",
     ]
-    _put("## Conditions")
-    _put("\n".join(f"- {line}" for line in lines))
+    return "## Conditions\n\n" + "\n".join(f"- {line}" for line in lines)

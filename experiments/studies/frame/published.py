@@ -22,8 +22,8 @@ def paper(name: str) -> dict[str, Any]:
 
 def ratio_range(what: str) -> str:
     """The range of ratios that HexiScale's paper reports, in words."""
-    own = paper("hexiscale")[what]
-    return f"{own['least']:g} to {own['most']:g} ×"
+    ratios = paper("hexiscale")[what]
+    return f"{ratios['least']:g} to {ratios['most']:g} ×"
 
 
 def setting_figures(number: str, model: str) -> dict[str, float]:
@@ -41,10 +41,10 @@ def setting_figures(number: str, model: str) -> dict[str, float]:
 
 def verdict(who: str, ratios: Iterable[float], what: str, than: str = "ours") -> str:
     """A sentence comparing our ratios over `who` with the range `what` of HexiScale's paper; `than` names our side."""
-    values, own = list(ratios), paper("hexiscale")[what]
+    values, papers = list(ratios), paper("hexiscale")[what]
     fact = f"{than} is {span(values, '.2f')} × as fast; {HEXISCALE}, says {ratio_range(what)}"
-    if min(values) < own["least"]:
+    if min(values) < papers["least"]:
         return f"{who} does better here than the paper says: {fact}."
-    if max(values) > own["most"]:
+    if max(values) > papers["most"]:
         return f"{who} does worse here than the paper says: {fact}."
     return f"{who} is where the paper says: {fact}."

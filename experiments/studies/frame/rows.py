@@ -12,15 +12,15 @@ def grid(rows: pd.DataFrame, index: str, columns: str, values: str = "step_time_
     )
 
 
-def credited(found: pd.DataFrame, inside: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+def credited(step_s: pd.DataFrame, inside: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Step times of nested plan spaces (rows), each the best of the spaces `inside` it.
 
     A plan of a restricted space is valid in every larger one; a search of that may have missed it.
     """
-    own = {
-        name: found.loc[[other for other in others if other in found.index]].min() for name, others in inside.items()
+    best_s = {
+        name: step_s.loc[[other for other in others if other in step_s.index]].min() for name, others in inside.items()
     }
-    return pd.DataFrame({name: best for name, best in own.items() if name in found.index}).T
+    return pd.DataFrame({name: best for name, best in best_s.items() if name in step_s.index}).T
 
 
 def best_at(trajectory: Sequence[tuple[float, float]], times_s: Iterable[float]) -> list[float]:

@@ -26,6 +26,7 @@ CPU_LIMITS = "Time limits are CPU seconds, of each process of the search and of 
 """What a page says of searches with `cpu_time`."""
 FOLDER, ANY_CODE = "STUDIES_FOLDER", "STUDIES_ANY_CODE"  # environment: where searches are kept, and of which code
 _QUICK_STEPS, _QUICK_S, _QUICK_BOUND_S = 20, 60.0, 0.2
+_measured: list[tuple["SearchSpec", dict[str, Any]]] = []  # by the study that runs: `take_measured`
 _FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib", "steps", "cpu_s")
 
 
@@ -86,7 +87,20 @@ def measured(specs: Sequence[SearchSpec]) -> pd.DataFrame:
     known = f"{len(waiting)} of {len(jobs)} searches to run, at most about {longest_s / 60:.1f} min"
     print(f"hexiopt: {known}", file=sys.stderr)
     run_jobs(list(jobs.values()), folder(), None, None, "make results", code=code, isolated=True)
-    rows = pd.DataFrame(_row(spec) for spec in specs)
+    rows = [_row(spec) for spec in specs]
+    _measured.extend(zip(specs, rows, strict=True))
+    return _table(rows)
+
+
+def take_measured() -> tuple[list[SearchSpec], pd.DataFrame]:
+    """The distinct searches measured since the last call, and their rows as of `measured`."""
+    known = {row["key"]: (spec, row) for spec, row in _measured}
+    _measured.clear()
+    return [spec for spec, _ in known.values()], _table([row for _, row in known.values()])
+
+
+def _table(searches: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    rows = pd.DataFrame(searches)
     rows = rows.reindex(columns=[*rows.columns, *(name for name in _FIGURES if name not in rows)])
     return rows.astype(dict.fromkeys(_FIGURES, float))
 

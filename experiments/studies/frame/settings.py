@@ -35,8 +35,8 @@ class Setting:
     @property
     def labels(self) -> dict[str, str | int]:
         """Columns of its rows."""
-        own = {"setting": self.label, "number": self.number, "model": self.model}
-        return {**own, "tokens": self.workload.tokens}
+        labels: dict[str, str | int] = {"setting": self.label, "number": self.number, "model": self.model}
+        return {**labels, "tokens": self.workload.tokens}
 
     def problem(
         self, *, space: Space | None = None, schedule: str = "auto", inter_gb_per_s: float | None = None

@@ -14,7 +14,7 @@ from hexiopt.report.style import seconds as in_seconds
 from hexiopt.units import GB, GIB, TFLOP
 
 _CLUSTERS = 12  # listed on a page
-_NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
+_NUMBER = re.compile(r"\**[−+≤-]*\s*\d[\d,.]*\s*(×|%|µs|ms|s|GiB)?\**(\s\(.*\))?|no plan|", re.DOTALL)
 
 
 def times(ratio: float) -> str:
@@ -71,9 +71,9 @@ def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
     for cluster in clusters:
         variants.setdefault(cluster.name, {})[_machines(cluster, precision)] = None
     lines = []
-    for name, own in variants.items():
-        others = f"; and {count(len(own) - 1, 'variant')} of it" if len(own) > 1 else ""
-        lines.append(f"`{name}`: {next(iter(own))}{others}")
+    for name, texts in variants.items():
+        others = f"; and {count(len(texts) - 1, 'variant')} of it" if len(texts) > 1 else ""
+        lines.append(f"`{name}`: {next(iter(texts))}{others}")
     more = len(lines) - _CLUSTERS
     return lines if more <= 0 else [*lines[:_CLUSTERS], f"and {count(more, 'more cluster')} like these"]
 

@@ -28,12 +28,17 @@ def components(cluster: Cluster, rows: Sequence[RankRow]) -> list[tuple[str, int
     return [(gpu, count, list(names)) for (gpu, count), names in runs]
 
 
+def _first_line(options: LaunchOptions) -> str:
+    limit = "" if options.minutes is None else f" --time={options.minutes}"
+    return f"#SBATCH --job-name={options.job}{limit} --output={options.job}-%j.log"
+
+
 def _batch(cluster: Cluster, rows: Sequence[RankRow], options: LaunchOptions) -> str:
     parts = components(cluster, rows)
     lines = [
         "#!/bin/bash",
         f"# For {TARGET}: a heterogeneous job, one component for each run of like machines.",
-        f"#SBATCH --job-name={options.job} --time={options.minutes} --output={options.job}-%j.log",
+        _first_line(options),
     ]
     for number, (gpu, count, machines) in enumerate(parts):
         lines += ["#SBATCH hetjob"] if number else []
@@ -56,7 +61,7 @@ def _arbitrary(cluster: Cluster, rows: Sequence[RankRow], program: Program, opti
     lines = [
         "#!/bin/bash",
         f"# For {TARGET}: one allocation of whole nodes; every rank is pinned to its host by line of {HOSTS}.",
-        f"#SBATCH --job-name={options.job} --time={options.minutes} --output={options.job}-%j.log",
+        _first_line(options),
         f"#SBATCH --nodes={len(machines)} --nodelist={','.join(machines)} --exclusive --ntasks={len(rows)}",
         f"export HERE={shlex.quote(options.folder)}",
         f'export SLURM_HOSTFILE="$HERE/{HOSTS}"',

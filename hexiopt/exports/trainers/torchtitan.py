@@ -22,7 +22,7 @@ from hexiopt.exports.trainers.torch_lists import TorchLists, torch_lists
 from hexiopt.exports.trainers.torchtitan_models import MODELS, TitanModel, model_with_shape_of
 from hexiopt.exports.trainers.torchtitan_reading import read_torchtitan
 from hexiopt.plan.plan import Plan
-from hexiopt.problem.model import LLAMA_FAMILY
+from hexiopt.problem.architectures import LLAMA_FAMILY
 from hexiopt.problem.problem import Problem
 
 TARGET = "torchtitan 0.3"

@@ -6,7 +6,7 @@ from typing import Any
 from hexiopt.checks import is_whole
 from hexiopt.errors import InputError
 from hexiopt.files.models.facts import Mixers, Placement
-from hexiopt.problem.model import RANGES
+from hexiopt.problem.architectures import RANGES
 from hexiopt.reading import Section
 
 FULL, WINDOW, RECURRENT, BOTH = "full", "window", "recurrent", "both"

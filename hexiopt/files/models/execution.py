@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hexiopt.errors import InputError
+from hexiopt.problem.architectures import DECODER, MAX_ROPE_THETA
 from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule
-from hexiopt.problem.model import DECODER, MAX_ROPE_THETA, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 
 

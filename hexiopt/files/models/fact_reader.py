@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from hexiopt.errors import InputError
 from hexiopt.files.models.facts import REQUIRED, Fact, Joint, Key
 from hexiopt.ledger import Ledger
-from hexiopt.problem.model import MAX_NORM_EPS, MAX_ROPE_THETA, RANGES
+from hexiopt.problem.architectures import MAX_NORM_EPS, MAX_ROPE_THETA, RANGES
 from hexiopt.reading import Section
 
 _COUNTS = ("norms", "norm_vectors", "qk_norm_vectors", "activation_params", "extra_positions")

@@ -6,7 +6,7 @@ from functools import cached_property
 from operator import add, mul
 from typing import Any, NoReturn, Protocol
 
-from hexiopt.problem.model import DECODER
+from hexiopt.problem.architectures import DECODER
 
 REQUIRED: Any = object()
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexiopt.files.models.facts import LAYER_NORM_EPS, REQUIRED, Key, Mixers, Row, key, row, usual
+from hexiopt.problem.architectures import ARCHITECTURES, DECODER
 from hexiopt.problem.form import GPT, LLAMA
-from hexiopt.problem.model import ARCHITECTURES, DECODER
 
 # Defaults of the architectures that `ModelSpec` knows by name; their keys are in `ARCHITECTURES`.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -30,8 +30,8 @@ from hexiopt.files.models.rows import (
     named_row,
     sliding,
 )
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.form import LLAMA
-from hexiopt.problem.model import DECODER
 
 _SIDE_BY_SIDE = "attention and MLP of a layer stand side by side; they are priced one after the other"
 _ALIBI = "its biases of the attention's scores (ALiBi) are not priced"

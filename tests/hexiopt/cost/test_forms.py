@@ -6,8 +6,9 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.form import GPT, LLAMA, Form
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.space import default_schedule
 from tests.models import TOY
 

@@ -5,10 +5,11 @@ import random
 from hexiopt.exports.layout import BlockRecompute, JobLayout, LayoutStage, plan_of_layout
 from hexiopt.exports.trainers.megatron_kinds.composition import is_hybrid
 from hexiopt.exports.trainers.megatron_kinds.writing import blocks_of_layer
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.form import Form
 from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind, Mixer, Recurrent
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import layer_ranges, ranges_of
 from hexiopt.problem.workload import Workload

@@ -25,6 +25,7 @@ def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "job").iterdir()} == {"plan.json", *written.files}
     assert "sbatch" in written.start
     assert "--time=90" in written.files["job.sbatch"]
+    assert "--time" not in hx.export(plan, "slurm", tmp_path / "own").files["job.sbatch"]
     ranks = tmp_path / "job" / "ranks.tsv"
     again = hx.import_plan("megatron", tmp_path / "job" / "megatron.sh", GPUS, TINY, ranks=ranks)
     assert again.pipelines == plan.pipelines

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.files.models.features import FEATURES, HARMLESS
-from hexiopt.problem.model import ARCHITECTURES, ModelSpec
+from hexiopt.problem.architectures import ARCHITECTURES
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 
 LLAMA = {

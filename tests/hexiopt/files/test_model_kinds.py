@@ -10,8 +10,9 @@ from hexiopt.files.models.facts import REQUIRED, Joint, Key, Mixers, ModelType
 from hexiopt.files.models.hybrids import HYBRIDS
 from hexiopt.files.models.mixtures import MIXTURES
 from hexiopt.files.models.types import TYPES
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.kinds import Experts
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.files.test_model_types import built, configuration, quiet, read
 from tests.model_types import UNBUILT
 from tests.slow import slow_but

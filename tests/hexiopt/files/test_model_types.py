@@ -15,7 +15,8 @@ from hexiopt.files.models.facts import Key
 from hexiopt.files.models.hybrids import HYBRIDS
 from hexiopt.files.models.mixtures import MIXTURES
 from hexiopt.files.models.types import TYPES
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.architectures import DECODER
+from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 from tests import model_types
 from tests.model_types import UNBUILT

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config, read_model
+from hexiopt.problem.architectures import ARCHITECTURES
 from hexiopt.problem.form import QK_NORMS, Form
-from hexiopt.problem.model import ARCHITECTURES, ModelSpec, largest_shard
+from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.reading import Section
 from tests.conftest import ROOT
 

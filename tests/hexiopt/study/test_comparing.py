@@ -48,6 +48,11 @@ def test_summaries_and_trajectories(compared: hx.Comparison) -> None:
     rows = {row["solver"]: row for row in compared.summary()}
     assert (rows["random"]["runs"], rows["random"]["plans"]) == (3, 3)
     assert rows["random"]["best_s"] <= rows["random"]["median_s"] <= rows["random"]["worst_s"]
+    known = [one.objective for one in compared.results if one.solver == "random"]
+    assert rows["random"]["mean_s"] == pytest.approx(sum(known) / 3)
+    assert rows["random"]["low_s"] <= rows["random"]["mean_s"] <= rows["random"]["high_s"]
+    first = next(iter(compared.summary()))
+    assert first["p"] is None  # against itself
     points = list(compared.trajectories())
     assert {(point["solver"], point["seed"]) for point in points} == set(
         zip(compared["solver"], compared["seed"], strict=True)

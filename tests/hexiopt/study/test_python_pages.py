@@ -65,7 +65,9 @@ def test_its_page_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[st
     assert "every rule is kept" in said
     assert "8 jobs: 8 done" in said
     assert names["jobs"]["exit_code"].count(0) == 8
-    assert {"timeline.png", "compared.png", "freedoms.png", "sweep", "job"} == {path.name for path in folder.iterdir()}
+    assert {"timeline.png", "compared.png", "freedoms.png", "sweep", "job", "problem.json"} == {
+        path.name for path in folder.iterdir()
+    }
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from hexiopt.exports.trainers.megatron_arguments import MegatronArguments
 from hexiopt.exports.trainers.megatron_kinds.composition import DELTA_CHUNK, MAMBA_CHUNK, composition_of
 from hexiopt.exports.trainers.megatron_kinds.patterns import letters_of, read_hybrid, read_pattern
 from hexiopt.ledger import OFF
+from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.form import Form
 from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind, Recurrent
-from hexiopt.problem.model import DECODER, ModelSpec
+from hexiopt.problem.model import ModelSpec
 
 _SPECS = ("mamba_stack_spec", "hybrid_stack_spec")
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")

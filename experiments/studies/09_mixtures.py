@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.cases.mixtures import by_columns, in_flagscale, memory_bytes, places, state_bytes
-from experiments.studies.frame.figures import BAND, GRID, MARKERS, framed, hue, legend, spread
-from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.figures import MARKERS, framed, hue, legend, row_marks, spread
+from experiments.studies.frame.page import show
 from experiments.studies.frame.planners import LOWER_BOUND, OURS, RIVALS, Planner
 from experiments.studies.frame.rows import grid
 from experiments.studies.frame.search import BOUND, CPU_LIMITS, SearchSpec, measured
@@ -28,7 +28,7 @@ from experiments.studies.frame.settings import quick, synthetic
 from experiments.studies.frame.words import seconds, share, span, times
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from hexiopt.report.style import INK, MUTED
+from hexiopt.report.style import MUTED
 from hexiopt.units import GIB
 
 _DENSE = "qwen3_32b"
@@ -64,13 +64,13 @@ def _comparisons() -> Iterator[SearchSpec]:
             continue
         labels = {"part": _COMPARED, "cluster": cluster, "model": model}
         for planner, limit_s in _LIMITS_S.items():
-            own = planner.search(problem, limit_s, labels)
+            spec = planner.search(problem, limit_s, labels)
             if planner is FLAGSCALE:
-                yield replace(own, problem=in_flagscale(problem))
+                yield replace(spec, problem=in_flagscale(problem))
             elif planner is not COLUMNS:
-                yield own
+                yield spec
             elif problem.model.shares_experts:
-                yield replace(own, pricer=by_columns)
+                yield replace(spec, pricer=by_columns)
 
 
 def _plannings() -> Iterator[SearchSpec]:
@@ -81,8 +81,7 @@ def _plannings() -> Iterator[SearchSpec]:
 
 
 # %%
-specs = [replace(spec, cpu_time=True) for spec in (*_comparisons(), *_plannings())]
-rows = measured(specs)
+rows = measured([replace(spec, cpu_time=True) for spec in (*_comparisons(), *_plannings())])
 
 
 # %%
@@ -97,18 +96,18 @@ def too_large() -> list[str]:
 
 
 def _planning(planned: pd.DataFrame) -> pd.DataFrame:
-    own = planned.set_index("model")
+    rows = planned.set_index("model")
     cells = {
-        "first plan": own["first_plan_s"].map(seconds),
-        "CPU time": own["cpu_s"].map(seconds),
-        "over the dense model": (own["cpu_s"] / own["cpu_s"].iloc[0]).map(times),
+        "first plan": rows["first_plan_s"].map(seconds),
+        "CPU time": rows["cpu_s"].map(seconds),
+        "over the dense model": (rows["cpu_s"] / rows["cpu_s"].iloc[0]).map(times),
     }
     return pd.DataFrame(cells).rename_axis("model")
 
 
 def claims(over: pd.DataFrame) -> list[str]:
     """What ours gains over each planner, and where its plans are faster [planners, (cluster, model)]."""
-    said = []
+    lines = []
     for planner, row in over.iterrows():
         known = row.dropna().sort_values()
         if known.empty:
@@ -120,8 +119,8 @@ def claims(over: pd.DataFrame) -> list[str]:
             line += (
                 f"; ahead of ours in {ahead}, most for `{model}` on `{cluster}`: its step takes {1 - ratio:.1%} less"
             )
-        said.append(f"{line}.")
-    return said
+        lines.append(f"{line}.")
+    return lines
 
 
 def planning_claims(planned: pd.DataFrame) -> list[str]:
@@ -129,12 +128,12 @@ def planning_claims(planned: pd.DataFrame) -> list[str]:
     if planned["first_plan_s"].isna().all():
         return []
     first_s = planned["first_plan_s"].max()
-    said = f"1,024 GPUs: the first plan comes within {seconds(first_s)} of CPU time (aim {_MOST_FIRST_S:g} s)"
+    text = f"1,024 GPUs: the first plan comes within {seconds(first_s)} of CPU time (aim {_MOST_FIRST_S:g} s)"
     ratios = (planned["cpu_s"] / planned["cpu_s"].iloc[0]).iloc[1:].dropna()
     if len(ratios):
         aim = f"(aim at most {_MOST_RATIO:g} ×)"
-        said += f"; the search takes {span(ratios, '.2f')} × the CPU time of that of the dense model {aim}"
-    return [f"{said}."]
+        text += f"; the search takes {span(ratios, '.2f')} × the CPU time of that of the dense model {aim}"
+    return [f"{text}."]
 
 
 def draw(over: pd.DataFrame) -> Figure:
@@ -146,34 +145,21 @@ def draw(over: pd.DataFrame) -> Figure:
         f"Step time by our cost model, theirs over ours; {limit}; a mark for each model, a line for the geometric mean",
         height=5.4,
     )
-    planners = list(reversed(over.index))
-    clusters = list(dict.fromkeys(cluster for cluster, _ in over.columns))
-    models = list(dict.fromkeys(model for _, model in over.columns))
+    clusters, models = (list(dict.fromkeys(over.columns.get_level_values(level))) for level in (0, 1))
     offsets = spread(len(clusters), 0.7)
+    marks = []
+    for cluster, model in over.columns:
+        k, m = clusters.index(cluster), models.index(model)
+        marks.append((offsets[k], {"color": hue(k), "marker": MARKERS[m % len(MARKERS)]}))
+    row_marks(ax, over, marks)
     for k, cluster in enumerate(clusters):
-        for m, model in enumerate(models):
-            if (cluster, model) in over.columns:
-                ys = [y + offsets[k] for y in range(len(planners))]
-                values = over[cluster, model].loc[planners]
-                mark = MARKERS[m % len(MARKERS)]
-                ax.plot(values, ys, mark, color=hue(k), markersize=6, markeredgecolor="white")
         ax.plot([], [], color=hue(k), marker="o", linestyle="none", label=cluster)
     for m, model in enumerate(models):
         ax.plot([], [], color=MUTED, marker=MARKERS[m % len(MARKERS)], linestyle="none", label=model)
-    for y, planner in enumerate(planners):
-        known = over.loc[planner].dropna()
-        if y % 2:
-            ax.axhspan(y - 0.5, y + 0.5, color=BAND, zorder=-1)
-        if len(known):
-            ax.plot([np.exp(np.log(known).mean())] * 2, [y - 0.42, y + 0.42], color=INK, linewidth=1.4, zorder=3)
-    ax.axvline(1.0, color=MUTED, linewidth=1)
-    ax.set_yticks(range(len(planners)), planners)
-    ax.set_ylim(-0.5, len(planners) - 0.5)
     if over.notna().any(axis=None):
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    ax.grid(axis="x", color=GRID)
     ax.set_xlabel("step time over ours (×)")
     legend(figure, ax, 6)
     return figure
@@ -183,12 +169,14 @@ def draw(over: pd.DataFrame) -> Figure:
 compared, planned = rows[rows["part"] == _COMPARED], rows[rows["part"] == _PLANNED]
 tables: dict[str, pd.DataFrame] = {}
 ratios: dict[tuple[str, str], pd.Series] = {}
-said: list[str] = []
-for cluster, own in compared.groupby("cluster", sort=False):
-    step_s = grid(own[own["solver"] != BOUND], "model", "planner")
-    ours, bound_s = step_s[OURS.label], own.groupby("model", sort=False)["bound_s"].max()
+lines: list[str] = []
+for cluster, those in compared.groupby("cluster", sort=False):
+    step_s = grid(those[those["solver"] != BOUND], "model", "planner")
+    ours, bound_s = step_s[OURS.label], those.groupby("model", sort=False)["bound_s"].max()
     over = step_s.drop(columns=OURS.label).div(ours, axis=0)
-    statuses = grid(own, "model", "planner", "status").map(lambda status: "no plan" if isinstance(status, str) else "–")
+    statuses = grid(those, "model", "planner", "status").map(
+        lambda status: "no plan" if isinstance(status, str) else "–"
+    )
     theirs = over.map(times).where(over.notna(), statuses[over.columns])
     cells = pd.DataFrame(
         {"ours": ours.map(seconds).where(ours.notna(), "no plan"), "gap": (1 - bound_s / ours).map(share)}
@@ -196,16 +184,13 @@ for cluster, own in compared.groupby("cluster", sort=False):
     tables[f"On {cluster}"] = cells.join(theirs.rename(columns=_SHORT)).rename_axis("model")
     ratios |= {(str(cluster), str(model)): row for model, row in over.iterrows()}
     for model in ours.index[ours.isna()]:
-        [reason] = own[(own["model"] == model) & (own["planner"] == OURS.label)]["reason"]
-        said.append(f"Ours has no plan of `{model}` on `{cluster}`: {reason}")
+        [reason] = those[(those["model"] == model) & (those["planner"] == OURS.label)]["reason"]
+        lines.append(f"Ours has no plan of `{model}` on `{cluster}`: {reason}")
 over = pd.DataFrame(ratios)
 if len(planned):
     tables["Planning for 1,024 GPUs"] = _planning(planned)
-said += [] if quick() else too_large()
-show(tables, [*claims(over), *said, *planning_claims(planned)], draw(over), _NOTES)
+lines += [] if quick() else too_large()
+show(tables, [*claims(over), *lines, *planning_claims(planned)], draw(over), _NOTES)
 
 # %%
 assert quick() or over.loc["Megatron-LM"].median() > 1.2, "Ours is ahead of Megatron-LM's grid."
-
-# %%
-conditions(specs, rows)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
 from experiments.studies.frame.figures import GRID, MARKERS, framed, hue, legend
-from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.page import show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.search import measured, plan_of
 from experiments.studies.frame.settings import quick
@@ -113,23 +113,23 @@ def paired(rows: pd.DataFrame) -> pd.DataFrame:
 
 def claims(pairs: pd.DataFrame) -> list[str]:
     """How many replacements are near, for losses and for slow devices, and which are not."""
-    said = []
+    lines = []
     for kind, words in ((LOST, "losses"), (SLOW, "stragglers")):
-        own = pairs[pairs["kind"] == kind]
-        ratios = own["ratio"].dropna()
+        those = pairs[pairs["kind"] == kind]
+        ratios = those["ratio"].dropna()
         if len(ratios):
             near = int((ratios <= _NEAR).sum())
-            said.append(
+            lines.append(
                 f"After {near} of {len(ratios)} {words} the replacement is within 3 % of planning from nothing (median "
                 f"{change(ratios.median())}, worst {change(ratios.max())})."
             )
-        if missing := int((own["planned"] & own["ratio"].isna()).sum()):
-            said.append(f"After {count(missing, 'change')} of this kind only planning from nothing has a plan.")
+        if missing := int((those["planned"] & those["ratio"].isna()).sum()):
+            lines.append(f"After {count(missing, 'change')} of this kind only planning from nothing has a plan.")
     if len(cpu := pairs["cpu_ratio"].dropna()):
-        said.append(
+        lines.append(
             f"Replacing takes {share(cpu.median())} of the CPU time of planning from nothing (at most {cpu.max():.1%})."
         )
-    return said
+    return lines
 
 
 def draw(pairs: pd.DataFrame) -> Figure:
@@ -141,10 +141,10 @@ def draw(pairs: pd.DataFrame) -> Figure:
     )
     clusters = list(dict.fromkeys(pairs["cluster"]))
     for k, kind in enumerate((LOST, SLOW)):
-        own = pairs[(pairs["kind"] == kind) & pairs["ratio"].notna()].reset_index(drop=True)
-        beside = own.groupby("cluster", sort=False).cumcount()
-        xs = [clusters.index(name) + 0.1 * number - 0.3 for name, number in zip(own["cluster"], beside, strict=True)]
-        ax.scatter(xs, 100 * (own["ratio"] - 1), color=hue(k), marker=MARKERS[k], s=45, label=kind, zorder=3)
+        those = pairs[(pairs["kind"] == kind) & pairs["ratio"].notna()].reset_index(drop=True)
+        beside = those.groupby("cluster", sort=False).cumcount()
+        xs = [clusters.index(name) + 0.1 * number - 0.3 for name, number in zip(those["cluster"], beside, strict=True)]
+        ax.scatter(xs, 100 * (those["ratio"] - 1), color=hue(k), marker=MARKERS[k], s=45, label=kind, zorder=3)
     ax.axhline(100 * (_NEAR - 1), color=MUTED, linestyle=":", linewidth=1.2, label="3 %")
     ax.axhline(0.0, color=MUTED, linewidth=0.8)
     ax.set_xticks(range(len(clusters)), clusters)
@@ -158,15 +158,15 @@ def draw(pairs: pd.DataFrame) -> Figure:
 # %%
 pairs = paired(rows)
 cells = {}
-for cluster, own in pairs.groupby("cluster", sort=False):
-    ratios = own["ratio"].dropna()
+for cluster, those in pairs.groupby("cluster", sort=False):
+    ratios = those["ratio"].dropna()
     cells[cluster] = {
-        "changes": str(len(own)),
+        "changes": str(len(those)),
         "within 3 %": f"{int((ratios <= _NEAR).sum())} of {len(ratios)}",
         "median": change(ratios.median()),
         "worst": change(ratios.max()),
         "best": change(ratios.min()),
-        "CPU time": share(own["cpu_ratio"].median()),
+        "CPU time": share(those["cpu_ratio"].median()),
     }
 each = pairs.set_index("change")[["cluster", "kind"]].assign(
     ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(), cpu=pairs["cpu_ratio"].map(share).to_numpy()
@@ -184,6 +184,3 @@ assert quick() or (pairs["ratio"].dropna() <= _NEAR).mean() > 0.9, "Nearly every
 # Ratios are step times of the fastest replacement over those of the plan from nothing, by our cost model; below 0 the
 # replacement is the faster one. CPU time is that of all processes of a search, with what they load. Moving was weighed
 # with `replan.restart_s=0 replan.checkpoint_gb_per_s=null`, which are not the defaults.
-
-# %%
-conditions(specs, rows)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.studies.cases.cards import BATCH, COLUMNS, FLEETS, MAP, MODELS, RANK, SEQ_LEN, STORAGES, owners
 from experiments.studies.frame.figures import framed, legend, relative_bars
-from experiments.studies.frame.page import conditions, show
+from experiments.studies.frame.page import show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.search import CPU_LIMITS, measured
 from experiments.studies.frame.settings import quick
@@ -43,8 +43,8 @@ for fleet in FLEETS[: 1 if quick() else None]:
     for model in MODELS[: 1 if quick() else None]:
         for storage in ("nf4",) if quick() else STORAGES:
             labels = {"fleet": fleet.words, "cluster": fleet.cluster, "model": model, "storage": storage}
-            own = OURS.search(fleet.problem(model, storage), _LIMIT_S, labels)
-            specs.append(replace(own, judge=owners, cpu_time=True))
+            spec = OURS.search(fleet.problem(model, storage), _LIMIT_S, labels)
+            specs.append(replace(spec, judge=owners, cpu_time=True))
 rows = measured(specs)
 
 
@@ -56,22 +56,22 @@ def _fastest(by_storage: pd.Series) -> str:
 
 def claims(over: pd.DataFrame, ours: pd.Series) -> list[str]:
     """Ranges of what ours gains, where it is behind, and what does not fit [(fleet, model), what owners do]."""
-    said = []
+    lines = []
     planned = ours.notna()
     for name in over:
         known = over[name].dropna()
         without = int((planned & over[name].isna()).sum())
         if len(known):
             gain = f"{known.min():.2f} to {known.max():.2f} ×, {known.median():.2f} at the median of {len(known)}"
-            said.append(
+            lines.append(
                 f"Over {name}: {gain}." + (f" It does not fit in {without} of {planned.sum()}." if without else "")
             )
         elif planned.any():
-            said.append(f"{name} fits nowhere.")
+            lines.append(f"{name} fits nowhere.")
         for (fleet, model), ratio in known[known < 1.0].items():
-            said.append(f"Behind {name} by {1 / ratio - 1:.1%}: `{model}` on {fleet}.")
-    said += [f"Ours has no plan of `{model}` on {fleet}." for fleet, model in ours.index[~planned]]
-    return said
+            lines.append(f"Behind {name} by {1 / ratio - 1:.1%}: `{model}` on {fleet}.")
+    lines += [f"Ours has no plan of `{model}` on {fleet}." for fleet, model in ours.index[~planned]]
+    return lines
 
 
 def draw(over: pd.DataFrame) -> Figure:
@@ -99,9 +99,9 @@ best = rows.groupby(["fleet", "model"], sort=False)[["tokens_per_s", *COLUMNS.va
 over = pd.DataFrame({name: best["tokens_per_s"] / best[column] for name, column in COLUMNS.items()})
 storages = rows.pivot(index=["fleet", "model"], columns="storage", values="tokens_per_s").reindex(best.index)
 tables = {}
-for fleet, own in over.groupby(level=0, sort=False):
+for fleet, ratios in over.groupby(level=0, sort=False):
     ours = best.loc[fleet, "tokens_per_s"]
-    theirs = own.loc[fleet].map(times).replace("", "does not fit")
+    theirs = ratios.loc[fleet].map(times).replace("", "does not fit")
     fastest = [_fastest(storages.loc[(fleet, model)]) for model in ours.index]
     cells = pd.DataFrame({"ours: tokens/s": ours.map(tokens), "matrices": fastest}, index=ours.index)
     tables[str(fleet)] = cells.join(theirs.where(ours.notna(), "")).rename_axis("model")
@@ -109,6 +109,3 @@ show(tables, claims(over, best["tokens_per_s"]), draw(over), _NOTES)
 
 # %%
 assert quick() or over[MAP].min() > 1.0, "Every plan is faster than device_map."
-
-# %%
-conditions(specs, rows)
