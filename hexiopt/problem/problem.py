@@ -109,9 +109,9 @@ class Problem(Value):
                     f"workload: schedule: {workload.schedule} puts off gradients of weights, which adapters hardly "
                     f"have; choose workload.schedule={AUTO} with workload.training=lora"
                 )
-        if OPTIMIZERS[workload.optimizer].products and space.max_tp != 1:
+        if workload.whole_matrices and space.max_tp != 1:
             raise InputError(
-                f"workload: optimizer: {workload.optimizer} multiplies whole matrices, which tensor parallelism cuts; "
+                f"workload: optimizer: {workload.optimizer} needs whole matrices, which tensor parallelism cuts; "
                 "choose constraints.max_tp=1, or another optimizer"
             )
 

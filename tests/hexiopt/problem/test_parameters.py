@@ -145,7 +145,8 @@ def test_refusals_of_workloads(workload: dict[str, Any], text: str) -> None:
         (LLAMA, {"training": "lora"}, {"sequence": True}, "space: sequence: true is not modelled"),
         (LLAMA, {"training": "lora"}, {"split_backward": True}, "space: split_backward: true is not modelled"),
         (LLAMA, {"training": "lora", "schedule": "zb"}, {}, "workload: schedule: zb puts off gradients of weights"),
-        (LLAMA, {"optimizer": "muon"}, {}, "workload: optimizer: muon multiplies whole matrices, .*max_tp=1"),
+        (LLAMA, {"optimizer": "muon"}, {}, "workload: optimizer: muon needs whole matrices, .*max_tp=1"),
+        (LLAMA, {"optimizer": "adafactor"}, {"max_tp": 2}, "optimizer: adafactor needs whole matrices, .*max_tp=1"),
         (named_model("gpt_3b"), {"training": "lora", "lora": {"targets": "gate"}}, {}, "no matrix gate"),
     ],
 )
