@@ -45,7 +45,7 @@ def plan_notes(facts: PlanFacts) -> list[str]:
 def training_notes(problem: Problem, plan: Plan | None = None) -> list[str]:
     """A note on what `hexiopt train` does not train: none of a problem's plans, or not this one."""
     why = untrainable(problem.model, problem.workload, plan)
-    return [] if why is None else [f"hexiopt train does not take this plan: {why.partition(';')[0]}"]
+    return [] if why is None else [f"hexiopt train does not train this: {why.partition(';')[0]}"]
 
 
 def _of_problem(problem: Problem) -> list[str]:

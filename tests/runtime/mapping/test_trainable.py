@@ -11,11 +11,16 @@ from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.files.models.execution import execution_of
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
+from hexiopt.report.notes import notes
+from hexiopt.study.fit import fit
+from hexiopt.study.solution import PlacedPlan
 from runtime.mapping.moments import RULES
 from runtime.model import functions
 from tests.runtime.model.test_decoder import CASES, tiny
+from tests.solvers.problems import cluster
 
 WORKLOAD = Workload(2, 9)
 SHIPPED = sorted((Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
@@ -93,6 +98,18 @@ def test_plans_that_a_model_is_not_trained_by_are_named(
 ) -> None:
     refusal = untrainable(tiny(name), WORKLOAD, plan, document_masking=masks)
     assert refusal is None if message is None else message in str(refusal)
+
+
+def test_notes_say_what_is_not_trained() -> None:
+    """Of a problem, of a plan, and of what fits, in words; nothing of what is."""
+    problem = Problem(cluster(("a", "fast", 2)), tiny("llama"), Workload(2, 9, precision="fp32", optimizer="lion"))
+    note = "hexiopt train does not train this: workload.optimizer: lion cannot be trained, only planned, as torch "
+    note += "does not have it"
+    assert note in notes(problem)
+    assert note in PlacedPlan.of(problem, TWO).notes
+    assert note in " ".join(str(fit(problem, max_steps=1)).split())
+    trained = replace(problem, workload=Workload(2, 9, precision="fp32"))
+    assert not any("train" in text for text in (*notes(trained), *PlacedPlan.of(trained, TWO).notes))
 
 
 def test_a_model_that_was_changed_since_it_was_read_is_refused() -> None:
