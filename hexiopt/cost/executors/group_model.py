@@ -142,12 +142,10 @@ class GroupModel:
         forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s + sum(sums_s)
         backward_s = compute.backward_s + backward_collectives // 2 * blocks * collective_s
         backward_s += sums_s[0] + 2 * sums_s[1]  # what is between projections of a recurrence is computed again
-        if workload.adapters is not None:
-            clock, shard = self._clocks[tp_group.gpu.name], largest_shard(model, tp)
-            token_bytes = framework.adapter_traffic * workload.element_bytes
-            tokens = float(size * workload.seq_len)
-            extra_s = adapter_times(model, workload.adapters, clock, shard, tokens, token_bytes)
-            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
+        clock, shard = self._clocks[tp_group.gpu.name], layer.shard(tp, model.vocab_size)
+        tokens, traffic = float(size * workload.seq_len), framework.adapter_traffic
+        extra_s = adapter_times(model, kind, workload, clock, shard, tokens, traffic)
+        forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         if context is not None:
             extra_s = context.extra_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
