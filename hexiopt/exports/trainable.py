@@ -15,12 +15,13 @@ from hexiopt.problem.execution import Execution, RouterRule
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
 from hexiopt.problem.model import DECODER, ModelSpec
-from hexiopt.problem.workload import FULL, Workload
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 
 OPTIMIZERS = ("adamw", "adamw_bf16", "sgd", "momentum", "adafactor", "muon")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 _FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
+_FUSED_MLPS = ("granitemoehybrid",)
 _ROUTED = [name for name, facts in TRAINED.items() if "router" in facts]
 
 
@@ -40,6 +41,7 @@ def untrainable(
         )
     faults = chain(
         (f"model {model.name}: {fault}" for fault in _of_model(model, execution, document_masking)),
+        _of_adapters(execution, workload),
         _of_workload(workload, plan, any(kind.experts for kind in model.kinds)),
         () if plan is None else _of_plan(plan, document_masking),
     )
@@ -134,14 +136,22 @@ def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> It
             f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
             "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
         )
-    of_experts = ("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)
-    for name, value, only in of_experts if has_experts else ():
-        if value != only:
-            yield f"workload.{name}: {value} cannot be trained yet beside experts, only planned; take {only}"
+    if has_experts and workload.optimizer != ADAMW:
+        name = workload.optimizer
+        yield f"workload.optimizer: {name} cannot be trained yet beside experts, only planned; take {ADAMW}"
     if has_experts and workload.routing != "natural":
         yield f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         yield "workload.sequence_parallel: false cannot be trained; take true"
+
+
+def _of_adapters(execution: Execution, workload: Workload) -> Iterator[str]:
+    lora = workload.adapters
+    if lora is not None and execution.type in _FUSED_MLPS and {"gate", "up", "down"} & set(lora.matrices):
+        yield (
+            f"workload.lora.targets: gate and up are one matrix in files of {execution.type}, where adapters of each "
+            "have no place; take attention"
+        )
 
 
 def _of_plan(plan: Plan, document_masking: bool) -> Iterator[str]:

@@ -119,12 +119,7 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
     ("model", "workload", "plan", "line"),
     [
         (MIXTRAL, {}, one_stage(SHARED), None),
-        (
-            MIXTRAL,
-            {"training": "lora"},
-            None,
-            "workload.training: lora cannot be trained yet beside experts, only planned; take full",
-        ),
+        (MIXTRAL, {"training": "lora"}, one_stage(SHARED), None),
         (
             MIXTRAL,
             {"optimizer": "muon"},
