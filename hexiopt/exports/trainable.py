@@ -14,6 +14,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.execution import Execution, RouterRule
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
+from hexiopt.problem.lora import OF_COLUMNS
 from hexiopt.problem.model import DECODER, ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
@@ -147,7 +148,7 @@ def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> It
 
 def _of_adapters(execution: Execution, workload: Workload) -> Iterator[str]:
     lora = workload.adapters
-    if lora is not None and execution.type in _FUSED_MLPS and {"gate", "up", "down"} & set(lora.matrices):
+    if lora is not None and execution.type in _FUSED_MLPS and OF_COLUMNS & set(lora.matrices):
         yield (
             f"workload.lora.targets: gate and up are one matrix in files of {execution.type}, where adapters of each "
             "have no place; take attention"

@@ -167,8 +167,8 @@ def layer_matrices(model: ModelSpec, kind: LayerKind) -> tuple[Matrix, ...]:
     """The matrices of a layer that may have an adapter, in the order of `TARGETS`: projections of attention, of the MLP
     and of shared experts.
 
-    There are none of recurrences, latent vectors and routers, nor of routed experts, which transformers stores as one
-    parameter of all, where peft's `target_modules` find no matrix.
+    There are none of recurrences, latent vectors, routers and routed experts. Of models with experts those of attention
+    alone have one (`Problem`).
     """
     rows, hidden = list[Matrix](), Split(whole=model.hidden_size)
     if (part := kind.attention) is not None:

@@ -8,7 +8,7 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
 from hexiopt.numbers.optimizers import OPTIMIZERS
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.lora import Lora
+from hexiopt.problem.lora import OF_COLUMNS, Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.parameters import Parameters, adapted_matrices
 from hexiopt.problem.space import Space, default_schedule, schedules
@@ -118,6 +118,11 @@ class Problem(Value):
             raise InputError(
                 f"workload: lora.targets: {model.name} has no matrix {', '.join(lora.matrices)}; choose "
                 f"workload.lora.targets=all"
+            )
+        if any(kind.experts for kind in model.kinds) and OF_COLUMNS & set(lora.matrices):
+            raise InputError(
+                f"workload: lora.targets: {' and '.join(sorted(OF_COLUMNS & set(lora.matrices)))} would be those of "
+                f"experts too, whose adapters are not modelled, in {model.name}; choose workload.lora.targets=attention"
             )
         if model.extra_layers:
             raise InputError(
