@@ -129,8 +129,8 @@ class Problem(Value):
                 f"workload: training: {self.workload.training} is not modelled for layers that predict further tokens, "
                 f"as those of {model.name}; choose workload.training=full, or a model without"
             )
-        beside = [kind.recurrent or kind.experts or (kind.attention and kind.attention.kv_rank) for kind in model.kinds]
-        if lora.frozen_storage.element_bytes is not None and any(beside):
+        others = [kind.recurrent or kind.experts or (kind.attention and kind.attention.kv_rank) for kind in model.kinds]
+        if lora.frozen_storage.element_bytes is not None and any(others):
             raise InputError(
                 f"workload: lora.storage: {lora.storage} is not modelled for experts, recurrences and latent "
                 f"attention, as those of {model.name}; choose workload.lora.storage=16bit"
