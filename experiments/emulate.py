@@ -101,7 +101,7 @@ def run(job: Job) -> float:
 
 def _plans(job: Job, problem: Problem) -> list[_Entry]:
     """The plans of all solvers that find one that can be trained; the others are printed with the reason."""
-    from runtime.mapping.trainable import untrainable
+    from hexiopt.exports.trainable import untrainable
 
     entries, reasons = [], []
     for solver in solvers_of(job, job.config.emulate.solvers):

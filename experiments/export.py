@@ -14,8 +14,6 @@ from experiments.app.common import Job
 from experiments.app.verb_config import HUGGING_FACE
 from hexiopt import export
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import trainer_of
-from hexiopt.exports.trainers.registry import EXECUTOR
 
 
 def run(job: Job) -> float:
@@ -32,12 +30,6 @@ def run(job: Job) -> float:
 
 def _export_plan(job: Job) -> float:
     config, plan = job.config.export, job.priced_plan()
-    if trainer_of(config.format, config.trainer).name == EXECUTOR:
-        from runtime.mapping.trainable import untrainable
-
-        wrong = untrainable(plan.problem.model, plan.problem.workload, plan)
-        if wrong is not None:
-            raise InputError(f"export.format: {EXECUTOR}: {wrong}")
     exported = export(
         plan,
         config.format,

@@ -60,7 +60,7 @@ def run(job: Job) -> float:
     from runtime.training.preparation import adapter_start, prepared_run, resumed_progress
 
     check_loggers(config.loggers)
-    check_problem(problem)
+    check_problem(problem, document_masking=config.document_masking)
     if weights is not None:
         HuggingFaceWeights(weights, problem.model)
     seed, reached = job.config.seed if config.seed is None else config.seed, 0

@@ -24,8 +24,6 @@ def with_optimizer(problem: Problem, optimizer: str) -> Problem:
     """The problem with another optimizer; ZeRO and TP only where that allows them."""
     space, sharding = problem.space, problem.workload.optimizer_sharding
     if optimizer in ("adafactor", "muon"):
-        sharding = "auto"
-    if optimizer == "muon":
-        space = replace(space, max_tp=1)
+        sharding, space = "auto", replace(space, max_tp=1)
     workload = replace(problem.workload, optimizer=optimizer, optimizer_sharding=sharding)
     return replace(problem, workload=workload, space=space)

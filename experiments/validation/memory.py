@@ -60,8 +60,8 @@ def _trainer_bytes(case: Case) -> float:
     model, workload, pipeline = case.problem.model, case.problem.workload, case.plan.pipelines[0]
     element = _NORM_BYTES * model.hidden_size + _SILU_BYTES * model.ffn_size
     if workload.adapters is not None and case.row.note("dropout"):
-        whole = largest_shard(model, 1)
-        inputs = (matrix.inputs.on(whole) for matrix in adapted_matrices(model, workload.adapters).values())
+        whole, kind = largest_shard(model, 1), model.kinds[0]
+        inputs = (matrix.inputs.on(whole) for matrix in adapted_matrices(model, kind, workload.adapters))
         element += _DROPOUT_BYTES * sum(inputs)
     layers = 1 if pipeline.stages[0].policy == "full" else model.num_layers
     return float(workload.seq_len * pipeline.micro_batch_size * (layers * element + _LOGIT_BYTES * model.vocab_size))

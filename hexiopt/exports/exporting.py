@@ -62,6 +62,13 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
 
 def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
+    if trainer.name != EXECUTOR:
+        _check_expressible(problem, plan, trainer)
+    return trainer.write(problem, _with_degrees(problem, plan))
+
+
+def _check_expressible(problem: Problem, plan: Plan, trainer: Trainer) -> None:
+    """Raise InputError for what plans of ours may have and the trainer cannot run."""
     kinds = trainer.unsuitable_kinds(problem)
     if kinds is not None:
         raise InputError(f"export.format: {trainer.name} {kinds}")
@@ -85,7 +92,7 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
         raise InputError(
             f"export.format: {trainer.name} recomputes each layer by itself; recompute without joined layers"
         )
-    for p, s in () if trainer.takes_depths else islice(plan.other_depths(), 1):
+    for p, s in islice(plan.other_depths(), 1):
         what = f"{stage_name(p, s)} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
         trainer.refuse(f"{what}, as the schedule has not", "space.depth=false")
     for key, value in WHOLE_BY_ADAMW.items():
@@ -93,19 +100,18 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
             rule = f"{trainer.name} is written for workload.{key}={value}; plan with that, not {other}"
             raise InputError(f"export.format: {rule}")
     precision = problem.workload.message_precision
-    if precision not in trainer.message_precisions and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+    if precision != TRAINING and any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         raise InputError(
             f"export.format: {trainer.name} cannot send messages between stages in {precision}; plan with "
             f"workload.message_precision={TRAINING}"
         )
     precision = problem.workload.gradient_precision
     trained = problem.parameters.trained_groups
-    if precision not in trainer.gradient_precisions and Holdings.of(plan.pipelines).shared_groups(trained):
+    if precision != TRAINING and Holdings.of(plan.pipelines).shared_groups(trained):
         raise InputError(
             f"export.format: {trainer.name} cannot sum gradients in {precision}; plan with "
             f"workload.gradient_precision={TRAINING}"
         )
-    return trainer.write(problem, _with_degrees(problem, plan))
 
 
 def _with_degrees(problem: Problem, plan: Plan) -> Plan:

@@ -163,7 +163,7 @@ Refuse = Callable[[str, str], NoReturn]
 
 
 WHOLE_BY_ADAMW: Mapping[str, str] = MappingProxyType({"training": FULL, "optimizer": ADAMW})
-"""Keys of `workload`, and their values for which formats are written: no other training is exported yet."""
+"""Keys of `workload`, and their values for which formats of others are written: no other training is exported yet."""
 
 
 class Trainer(ABC):
@@ -171,8 +171,7 @@ class Trainer(ABC):
 
     `target` is the program with the versions that the format is for; `expresses` says in a few words which plans the
     format can state. `schedules` are the schedules that the program runs, the preferred one first, each with the
-    program's word for it, if any; `precisions` are those that its files can state, `message_precisions` those in which
-    it sends between stages, `gradient_precisions` those in which it sums gradients.
+    program's word for it, if any; `precisions` are those that its files can state.
     """
 
     name: ClassVar[str]
@@ -180,8 +179,6 @@ class Trainer(ABC):
     expresses: ClassVar[str]
     schedules: ClassVar[Mapping[Schedule, str]] = {}
     precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
-    message_precisions: ClassVar[tuple[str, ...]] = (TRAINING,)
-    gradient_precisions: ClassVar[tuple[str, ...]] = (TRAINING,)
     choices: ClassVar[Mapping[str, tuple[Any, ...]]] = EVEN
     """The preset without its schedules: see `preset`."""
     can_read: ClassVar[bool] = True
@@ -190,8 +187,6 @@ class Trainer(ABC):
     """Whether the program can run TP groups without sequence parallelism."""
     recomputes_together: ClassVar[bool] = False
     """Whether the program can recompute groups of layers, keeping only the input of each group."""
-    takes_depths: ClassVar[bool] = False
-    """Whether stages can have other numbers of micro-batches in flight than the program's schedule has."""
 
     @abstractmethod
     def write(self, problem: Problem, plan: Plan) -> Program:
@@ -222,12 +217,9 @@ class Trainer(ABC):
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
         value of a key is set by default."""
-        workload = {
-            "schedule": tuple(map(str, self.schedules)),
-            "message_precision": self.message_precisions,
-            "gradient_precision": self.gradient_precisions,
-        }
-        workload |= {key: (value,) for key, value in WHOLE_BY_ADAMW.items()}
+        workload = {"schedule": tuple(map(str, self.schedules))}
+        fixed = {"message_precision": TRAINING, "gradient_precision": TRAINING, **WHOLE_BY_ADAMW}
+        workload |= {key: (value,) for key, value in fixed.items()}
         return {**self.choices, **{f"workload.{key}": values for key, values in workload.items()}}
 
     def runs_tp(self, problem: Problem, tp: int) -> bool:

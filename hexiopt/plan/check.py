@@ -10,6 +10,7 @@ from itertools import islice
 from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage, feature_without_price
 from hexiopt.plan.token_layout import misfit
+from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space, recompute_policies, sharding_stages, with_equal_chunks
 from hexiopt.problem.workload import AUTO, JOINED
@@ -207,7 +208,14 @@ def _experts(problem: Problem, p: int, pipeline: Pipeline) -> list[Violation]:
         elif counts != [group.num_experts]:
             have = f"layers of {problem.model.name} have {' or '.join(map(str, counts)) or 'none'}"
             violations.append(Violation("experts", f"{where} has {group.num_experts} experts; {have}"))
+        elif 0 in group.shares and not _has_experts(problem.model, stage):
+            what = f"{where} has devices for experts alone, and no layer with experts; give it one"
+            violations.append(Violation("experts", what))
     return violations
+
+
+def _has_experts(model: ModelSpec, stage: Stage) -> bool:
+    return any(model.kinds[kind].experts for layers in stage.layers for kind in model.depth[slice(*layers)])
 
 
 def _switches(problem: Problem, plan: Plan) -> list[Violation]:

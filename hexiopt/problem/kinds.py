@@ -251,6 +251,14 @@ class LayerKind:
         """The layer's experts, if it has such."""
         return next((part for part in self.channels if isinstance(part, Experts)), None)
 
+    def norm_sums(self, tp: int) -> tuple[int, int]:
+        """Sums of squares of a token, of norms whose width `tp` ranks cut, that these add up: of all heads of queries
+        and of keys, and of the groups of Mamba-2 that no rank has whole."""
+        attention, recurrent = self.attention, self.recurrent
+        of_heads = 2 if attention is not None and attention.qk_norm == "whole" else 0
+        is_cut = recurrent is not None and recurrent.norm and not recurrent.delta and recurrent.groups % tp > 0
+        return (of_heads, recurrent.groups if recurrent is not None and is_cut else 0) if tp > 1 else (0, 0)
+
     def with_experts(self, experts: Experts) -> "LayerKind":
         """The layer with other experts in the place of its own."""
         return replace(self, channels=tuple([experts if part is self.experts else part for part in self.channels]))

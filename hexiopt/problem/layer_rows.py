@@ -59,18 +59,17 @@ class _Rows:
 
     def attention(self, part: Attention) -> list[LayerOperator]:
         """Projections, norms and rotation before attention's kernels, the projection after them."""
-        heads, kv_heads = part.heads, part.kv_heads
         rows = self._latent(part) if part.kv_rank else [self._projection(part)]
         if part.qk_norm != "none":
-            whole = part.qk_norm == "whole"
-            size = {"plain": 0, "head": 2 * part.qk_dim}.get(part.qk_norm, (heads + kv_heads) * part.qk_dim)
-            statistics = Split(2 * self.statistics) if whole else Split(heads=self.statistics, kv_heads=self.statistics)
+            values = Split(heads=part.qk_dim, kv_heads=part.qk_dim)
+            of_heads = Split(heads=self.statistics, kv_heads=self.statistics)
+            size = {"plain": Split(), "head": Split(2 * part.qk_dim)}.get(part.qk_norm, values)
             rows.append(
                 LayerOperator(
                     name="query and key norms",
-                    vectors=Split(part.qk_norm_vectors * size),
-                    stores=Split(heads=part.qk_dim, kv_heads=part.qk_dim),
-                    statistics=statistics,
+                    vectors=size.times(part.qk_norm_vectors),
+                    stores=values,
+                    statistics=Split(2 * self.statistics) if part.qk_norm == "whole" else of_heads,
                 )
             )
         rotated = part.rope_dim or part.qk_dim
@@ -84,7 +83,7 @@ class _Rows:
             gate = Split(heads=part.v_dim)
             rows.append(LayerOperator(name="output gate", after=True, moves=gate.times(3), stores=gate.times(2)))
         if self.form.inner_norms:
-            rows.append(self.inner_norm("norm before projection", heads * part.v_dim, Split(heads=part.v_dim)))
+            rows.append(self.inner_norm("norm before projection", part.heads * part.v_dim, Split(heads=part.v_dim)))
         output = LayerOperator(
             name="output projection",
             after=True,

@@ -14,6 +14,9 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 TARGET_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"all": TARGETS, "attention": TARGETS[:4], "qkv": TARGETS[:3], "qv": ("q", "v")}
 )
+OF_COLUMNS = frozenset(TARGETS[4:])
+"""Those of MLPs, and of experts: peft takes the names for both (`peft/utils/transformers_weight_conversion.py` of
+0.21)."""
 MAX_RANK = 4096
 
 
@@ -51,9 +54,9 @@ STORAGES: Mapping[str, Storage] = MappingProxyType(
 class Lora(Value):
     """Adapters of a `rank` on the `targets` of every layer, two matrices each, beside matrices in a `storage`.
 
-    `targets` is all, attention, qkv, qv, or a list of `TARGETS`; models without a gate have none. `storage` is a key of
-    `STORAGES`; embedding, LM head, norms and biases are never quantised. Weights and gradients of adapters take
-    `adapter_bytes` each: 4 in FP32, as in peft, or 2.
+    `targets` is all, attention, qkv, qv, or a list of `TARGETS`; layers that lack one have no adapter of it. `storage`
+    is a key of `STORAGES`; embedding, LM head, norms and biases are never quantised. Weights and gradients of adapters
+    take `adapter_bytes` each: 4 in FP32, as in peft, or 2.
     Raises InputError where a value breaks its rule.
     """
 

@@ -1,21 +1,23 @@
 """Which parameters of a model are trained, which stay frozen, and their bytes: memory, gradient rings and optimizer
 steps count these."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS, StateBytes, orthogonal_flops
-from hexiopt.problem.lora import TARGETS, Lora
+from hexiopt.problem.kinds import LayerKind
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.operators import Holder, ParameterGroup, Shard, Split
 from hexiopt.problem.workload import Workload
 
 
 class Matrix(NamedTuple):
-    """A matrix of a layer: its inputs and outputs, one of which a TP group cuts."""
+    """A matrix of a layer by the name that `TARGETS` lists: its inputs and outputs, one of which a TP group cuts."""
 
+    target: str
     inputs: Split
     outputs: Split
 
@@ -47,13 +49,19 @@ class Parameters:
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
-        """Groups of trained parameters: all of the model, or the adapters of each layer."""
-        lora = self.workload.adapters
+        """Groups of trained parameters: all of the model, or the adapters of each kind of layers."""
+        lora, model = self.workload.adapters, self.model
         if lora is None:
-            return self.model.parameter_groups
-        ends = [end for matrix in adapted_matrices(self.model, lora).values() for end in matrix]
-        split = Split(*(lora.rank * sum(column) for column in zip(Split(), *ends, strict=True)))
-        return (ParameterGroup("layer", split.on(largest_shard(self.model, 1)), split),)
+            return model.parameter_groups
+        groups = []
+        for number, kind in enumerate(model.kinds):
+            ends = [end for matrix in adapted_matrices(model, kind, lora) for end in matrix[1:]]
+            split = Split(*(lora.rank * sum(column) for column in zip(Split(), *ends, strict=True)))
+            layers = tuple([n for n, of_layer in enumerate(model.depth) if of_layer == number])
+            whole = split.on(model.layer_of(kind).shard(1, 0))
+            of_kind = layers if len(model.kinds) > 1 else None
+            groups.append(ParameterGroup("layer", whole, split, kind=number, layers=of_kind))
+        return tuple(groups)
 
     @cached_property
     def frozen_groups(self) -> tuple[FrozenGroup, ...]:
@@ -148,20 +156,43 @@ class Parameters:
 
     def orthogonal_flops(self) -> tuple[float, ...]:
         """FLOPs of each matrix product by which the optimizer makes what it adds to a layer's matrices orthogonal."""
-        kind, whole = OPTIMIZERS[self.workload.optimizer], largest_shard(self.model, 1)
-        shapes = [(inputs.on(whole), outputs.on(whole)) for inputs, outputs in layer_matrices(self.model).values()]
-        return tuple(flops for shape in shapes for flops in orthogonal_flops(*shape)) * kind.products
+        model, of_step = self.model, OPTIMIZERS[self.workload.optimizer]
+        (kind,) = model.kinds if of_step.products else model.kinds[:1]
+        whole = model.layer_of(kind).shard(1, 0)
+        shapes = [(row.inputs.on(whole), row.outputs.on(whole)) for row in layer_matrices(model, kind)]
+        return tuple(flops for shape in shapes for flops in orthogonal_flops(*shape)) * of_step.products
 
 
-def layer_matrices(model: ModelSpec) -> dict[str, Matrix]:
-    """The matrices of a layer by the names that `TARGETS` lists; `gate` only where there is one."""
-    hidden, heads = Split(whole=model.hidden_size), Split(heads=model.head_dim)
-    kv_heads, ffn = Split(kv_heads=model.head_dim), Split(ffn=1)
-    ends = (hidden, heads), (hidden, kv_heads), (hidden, kv_heads), (heads, hidden), *[(hidden, ffn)] * 2, (ffn, hidden)
-    rows = {name: Matrix(*pair) for name, pair in zip(TARGETS, ends, strict=True)}
-    return rows if model.gated_mlp else {name: row for name, row in rows.items() if name != "gate"}
+def layer_matrices(model: ModelSpec, kind: LayerKind) -> tuple[Matrix, ...]:
+    """The matrices of a layer that may have an adapter, in the order of `TARGETS`: projections of attention, of the MLP
+    and of shared experts.
+
+    There are none of recurrences, latent vectors, routers and routed experts. Of models with experts those of attention
+    alone have one (`Problem`).
+    """
+    rows, hidden = list[Matrix](), Split(whole=model.hidden_size)
+    if (part := kind.attention) is not None:
+        queries = Split(heads=part.qk_dim * (1 + part.gated))
+        keys, values = Split(kv_heads=part.qk_dim), Split(kv_heads=part.v_dim)
+        if not part.q_rank:
+            rows.append(Matrix("q", hidden, queries))
+        if not part.kv_rank:
+            rows += [Matrix("k", hidden, keys), Matrix("v", hidden, values)][: 1 if part.keys_are_values else 2]
+        rows.append(Matrix("o", Split(heads=part.v_dim), hidden))
+    for columns, is_gated in _columns(kind):
+        rows += [Matrix("gate", hidden, columns)] * is_gated
+        rows += [Matrix("up", hidden, columns), Matrix("down", columns, hidden)]
+    return tuple(rows)
 
 
-def adapted_matrices(model: ModelSpec, lora: Lora) -> dict[str, Matrix]:
+def _columns(kind: LayerKind) -> Iterator[tuple[Split, bool]]:
+    """Columns of the MLP and of the shared experts of a layer, and whether they are gated."""
+    if kind.dense is not None:
+        yield Split(ffn=1), kind.dense.gated
+    if kind.experts is not None and kind.experts.shared:
+        yield Split(shared=1), kind.experts.gated
+
+
+def adapted_matrices(model: ModelSpec, kind: LayerKind, lora: Lora) -> tuple[Matrix, ...]:
     """Those of `layer_matrices` that have an adapter."""
-    return {name: row for name, row in layer_matrices(model).items() if name in lora.matrices}
+    return tuple([row for row in layer_matrices(model, kind) if row.target in lora.matrices])

@@ -10,8 +10,9 @@ from hexiopt.errors import InputError, quoted
 from hexiopt.numbers.gpus import outside_products
 from hexiopt.numbers.optimizers import OPTIMIZERS
 from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.lora import OF_COLUMNS, Lora
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.parameters import Parameters, layer_matrices
+from hexiopt.problem.parameters import Parameters, adapted_matrices
 from hexiopt.problem.space import Space, default_schedule, schedules
 from hexiopt.problem.workload import AUTO, Workload
 from hexiopt.schedules.registry import SPLIT_SCHEDULES
@@ -95,12 +96,7 @@ class Problem(Value):
         whole."""
         workload, space = self.workload, self.space
         if workload.adapters is not None:
-            lacking = [name for name in workload.adapters.matrices if name not in layer_matrices(self.model)]
-            if lacking == list(workload.adapters.matrices):
-                raise InputError(
-                    f"workload: lora.targets: {self.model.name} has no matrix {', '.join(lacking)}; choose "
-                    f"workload.lora.targets=all"
-                )
+            self._check_adapters(workload.adapters)
             for name in ("sequence", "split_backward"):
                 if getattr(space, name):
                     raise InputError(
@@ -111,10 +107,35 @@ class Problem(Value):
                     f"workload: schedule: {workload.schedule} puts off gradients of weights, which adapters hardly "
                     f"have; choose workload.schedule={AUTO} with workload.training=lora"
                 )
-        if OPTIMIZERS[workload.optimizer].products and space.max_tp != 1:
+        if workload.whole_matrices and space.max_tp != 1:
             raise InputError(
-                f"workload: optimizer: {workload.optimizer} multiplies whole matrices, which tensor parallelism cuts; "
+                f"workload: optimizer: {workload.optimizer} needs whole matrices, which tensor parallelism cuts; "
                 "choose constraints.max_tp=1, or another optimizer"
+            )
+
+    def _check_adapters(self, lora: Lora) -> None:
+        """Refuse adapters of no matrix, and of models of which more is frozen than is modelled."""
+        model = self.model
+        if not any(adapted_matrices(model, kind, lora) for kind in model.kinds):
+            raise InputError(
+                f"workload: lora.targets: {model.name} has no matrix {', '.join(lora.matrices)}; choose "
+                f"workload.lora.targets=all"
+            )
+        if any(kind.experts for kind in model.kinds) and OF_COLUMNS & set(lora.matrices):
+            raise InputError(
+                f"workload: lora.targets: {' and '.join(sorted(OF_COLUMNS & set(lora.matrices)))} would be those of "
+                f"experts too, whose adapters are not modelled, in {model.name}; choose workload.lora.targets=attention"
+            )
+        if model.extra_layers:
+            raise InputError(
+                f"workload: training: {self.workload.training} is not modelled for layers that predict further tokens, "
+                f"as those of {model.name}; choose workload.training=full, or a model without"
+            )
+        others = [kind.recurrent or kind.experts or (kind.attention and kind.attention.kv_rank) for kind in model.kinds]
+        if lora.frozen_storage.element_bytes is not None and any(others):
+            raise InputError(
+                f"workload: lora.storage: {lora.storage} is not modelled for experts, recurrences and latent "
+                f"attention, as those of {model.name}; choose workload.lora.storage=16bit"
             )
 
     def _check_layers(self) -> None:
@@ -136,11 +157,6 @@ class Problem(Value):
             raise InputError(
                 f"workload: optimizer: {self.workload.optimizer} is not modelled for the layers of {self.model.name}; "
                 "choose another optimizer"
-            )
-        if self.workload.adapters is not None:
-            raise InputError(
-                f"workload: training: {self.workload.training} is not modelled for the layers of {self.model.name}; "
-                "choose workload.training=full"
             )
 
     @cached_property

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hexiopt.exports.trainable import untrainable
 from hexiopt.plan.parallelism import Replicated, TensorParallel
+from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.style import clip, join_names, milliseconds, percent, rate
@@ -29,14 +31,25 @@ _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 def notes(problem: Problem) -> list[str]:
     """Notes on a problem: how its model was read, implausible network rates, sequences beyond the model's positions,
-    sequence layouts."""
-    return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
+    sequence layouts, and why none of its plans is trained here."""
+    return [*_of_problem(problem), *training_notes(problem)]
 
 
 def plan_notes(facts: PlanFacts) -> list[str]:
     """Notes on a plan: those on its problem, depths other than the schedule's, memory almost full, steps that the host
-    may bind, and what its file records."""
-    return [*notes(facts.problem), *_depths(facts), *_memory(facts), *_host(facts), *solver_notes(facts.solver)]
+    may bind, why it is not trained here, and what its file records."""
+    of_plan = *_depths(facts), *_memory(facts), *_host(facts), *training_notes(facts.problem, facts.plan)
+    return [*_of_problem(facts.problem), *of_plan, *solver_notes(facts.solver)]
+
+
+def training_notes(problem: Problem, plan: Plan | None = None) -> list[str]:
+    """A note on what `hexiopt train` does not train: none of a problem's plans, or not this one."""
+    why = untrainable(problem.model, problem.workload, plan)
+    return [] if why is None else [f"hexiopt train does not train this: {why.partition(';')[0]}"]
+
+
+def _of_problem(problem: Problem) -> list[str]:
+    return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
 
 
 def solver_notes(solver: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from hexiopt.problem.space import recompute_policies, sharding_stages
 from hexiopt.problem.workload import MAX_SEQ_LEN
 from hexiopt.reading import number_in
 from hexiopt.report.facts import largest_parts, memory_of_limit
+from hexiopt.report.notes import training_notes
 from hexiopt.report.style import clip, count
 from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
 from hexiopt.solving.referee import Refereed
@@ -112,7 +113,10 @@ class Fit(Frame):
                 lines += _wrap("  as asked", f"{fitting.fits}: {fitting.reason}")
             for limit in fitting.limits:
                 lines += _wrap(f"  {_NAMES[limit.quantity]}", _in_words(limit))
-        return "\n".join([*lines, "", *_wrap("Tried", self.tried)])
+        plan = self.fittings[0].plan
+        notes = [] if plan is None else training_notes(plan.problem, plan)
+        lines += ["", *(line for note in notes for line in _wrap("Note", note))]
+        return "\n".join([*lines, *_wrap("Tried", self.tried)])
 
 
 _NAMES = {"seq_len": "context", "num_layers": "layers"}

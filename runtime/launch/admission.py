@@ -8,6 +8,7 @@ from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.discovery.product import match
 from hexiopt.errors import InputError
+from hexiopt.exports.trainable import untrainable
 from hexiopt.files.plan_file import PlanFile
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.plan.check import check
@@ -15,7 +16,6 @@ from hexiopt.problem.problem import Problem
 from hexiopt.units import GIB
 from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus
 from runtime.mapping.layout import layout_of
-from runtime.mapping.trainable import untrainable
 
 # Measured on two cores with a tiny model (8 layers, hidden size 8): a step takes 0.25 s with 4 processes, 0.41 s with
 # 16 and 0.76 s with 32. A plan of 54 devices drove the load to 73, and nothing else could be done on the machine.
@@ -25,9 +25,9 @@ MOST_PROCESSES_PER_CORE = 8
 _TORCH_BYTES, _PROCESS_BYTES = 280e6, 50e6
 
 
-def check_problem(problem: Problem) -> None:
+def check_problem(problem: Problem, *, document_masking: bool = False) -> None:
     """Raise InputError where none of a problem's plans can be trained."""
-    cannot = untrainable(problem.model, problem.workload)
+    cannot = untrainable(problem.model, problem.workload, document_masking=document_masking)
     if cannot is not None:
         raise InputError(cannot)
 

@@ -107,9 +107,12 @@ def _attention_parts(
         ("v_proj", kv_heads, part.kv_heads, part.v_dim),
     ):
         yield from _rows(f"{at}{name}", (count * dim, hidden), (own[0] * dim, own[1] * dim), part.bias)
-    if part.qk_norm != "none":
-        for name, count in (("q_norm", part.heads), ("k_norm", part.kv_heads)):
-            yield _whole(f"{at}{name}.weight", part.qk_dim * (count if part.qk_norm == "whole" else 1), norm_value)
+    for name, own, count in (("q_norm", heads, part.heads), ("k_norm", kv_heads, part.kv_heads)):
+        if part.qk_norm == "head":
+            yield _whole(f"{at}{name}.weight", part.qk_dim, norm_value)
+        elif part.qk_norm == "whole":
+            ends = own[0] * part.qk_dim, own[1] * part.qk_dim
+            yield ParameterPart(f"{at}{name}.weight", (count * part.qk_dim,), 0, *ends, norm_value)
     yield from _attention_outputs(at, model, part, heads)
 
 

@@ -1,7 +1,7 @@
 """Parts of parameters, and the share of whatever a TP group cuts that one of its ranks holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -75,6 +75,17 @@ class RankShard:
         """Which of these `groups`, counted from the first of them, each of the rank's heads meets."""
         first, _ = self.groups(heads, groups)
         return [head * groups // heads - first for head in range(*self.share(heads))]
+
+    def cuts(self, heads: int, groups: int) -> bool:
+        """Whether some rank of the TP group has heads of one of these `groups`, and not all of them."""
+        ends = [replace(self, rank=rank).share(heads)[1] for rank in range(self.count)]
+        return any(end % (heads // groups) for end in ends)
+
+    def first_with(self, heads: int, groups: int) -> int:
+        """How many of the first of its `groups` ranks before it hold too."""
+        first, end = self.groups(heads, groups)
+        before = [replace(self, rank=rank).groups(heads, groups)[1] for rank in range(self.rank)]
+        return max(0, min(end, max(before, default=0)) - first)
 
     def experts(self, total: int) -> Range:
         """Of the experts of a layer, whole ones."""

@@ -10,7 +10,9 @@ from torch import Tensor
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Attention
 from runtime.mapping.model_parts import ATTENTION
+from runtime.mapping.parts import RankShard
 from runtime.model.attention import AttentionCall
+from runtime.model.cut_norms import CutWidth, cut_rms_norms
 from runtime.model.functions import recomputed, rms_norm
 from runtime.model.projections import Weights, columns, row
 from runtime.model.rope import Rope
@@ -20,12 +22,13 @@ _LATENT_EPS = 1e-6  # of the norms of latent vectors, in transformers whatever t
 
 
 class AttentionPart:
-    """What a rank computes of the attention `part` of a layer: `attend` does its heads, or its tokens. Without a `rope`
-    positions are not used."""
+    """What a rank computes of the attention `part` of a layer, of which it holds `shard`: `attend` does its heads, or
+    its tokens. Without a `rope` positions are not used."""
 
     def __init__(
         self,
         part: Attention,
+        shard: RankShard,
         execution: Execution,
         norm_eps: float,
         tp: RankTpGroup,
@@ -34,6 +37,9 @@ class AttentionPart:
     ) -> None:
         self._part, self._execution, self._norm_eps = part, execution, norm_eps
         self._tp, self._rope, self.attend = tp, rope, attend
+        shared = 0, shard.first_with(part.heads, part.kv_heads)
+        counts = part.heads, part.kv_heads
+        self._widths = [CutWidth(n * part.qk_dim, at * part.qk_dim) for n, at in zip(counts, shared, strict=True)]
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`."""
@@ -52,7 +58,11 @@ class AttentionPart:
         """Queries, keys and values [T, B, n, D], and a gate [T, B, n · D] if there is one."""
         part, gate = self._part, None
         q, k, v = columns(own, self._tp, x_tbh, *(f"{ATTENTION}.{name}_proj" for name in "qkv"))
-        if part.qk_norm == "whole":
+        if part.qk_norm == "whole" and self._tp.group is not None:
+            weights = [own[f"{ATTENTION}.{name}_norm.weight"] for name in "qk"]
+            unit_norms = self._execution.unit_norms
+            q, k = cut_rms_norms(self._tp, self._widths, self._norm_eps, unit_norms, (q, k), weights)
+        elif part.qk_norm == "whole":
             q, k = self._normed(own, "q_norm", q), self._normed(own, "k_norm", k)
         q, k, v = _heads(q, part.qk_dim * (1 + part.gated)), _heads(k, part.qk_dim), _heads(v, part.v_dim)
         if part.gated:

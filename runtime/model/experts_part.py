@@ -134,14 +134,16 @@ def _of_weight(grad: Tensor, rows: Tensor, like: Tensor, of: ExpertRows) -> Tens
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """Its backward may put the gradients of the weight off, as those of other products of a layer."""
+    """Its backward may put the gradients of the weight off, as those of other products of a layer. Frozen matrices need
+    no gradient, and no rows for it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, *others: Any) -> Tensor:
         weight, bias, of, late = others
-        ctx.of, ctx.late, ctx.has_bias = of, late, bias is not None
+        is_trained = weight.requires_grad
+        ctx.of, ctx.late, ctx.has_bias = of, late, is_trained and bias is not None
         ctx.weight = weight if late is not None else None
-        ctx.save_for_backward(rows, weight)
+        ctx.save_for_backward(rows if is_trained else None, weight)
         products = _times(rows, weight.mT, of)
         if bias is not None:
             counts = of.ends.diff(prepend=of.ends.new_zeros(1))
@@ -153,6 +155,8 @@ class _GroupedProduct(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         (grad,) = grads
         of_rows, of_weight = _times(grad, weight, ctx.of), None
+        if rows is None:
+            return of_rows, None, None, None, None
         if ctx.late is not None and ctx.late.takes(ctx.weight):
             add = partial(_add_product, rows, grad, ctx.weight, ctx.of, count_saved(rows, grad))
             ctx.late.put(ctx.weight, add)

@@ -82,8 +82,8 @@ def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     return applied(_Recomputed, run, *inputs)
 
 
-def _as(x: Tensor, made: Tensor) -> Tensor:
-    """In the type of x."""
+def as_type_of(x: Tensor, made: Tensor) -> Tensor:
+    """What was made, in the type of x."""
     return made if made.dtype == x.dtype else made.to(x.dtype)
 
 
@@ -94,18 +94,33 @@ class _RmsNorm(torch.autograd.Function):
         scale = whole.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         ctx.is_unit = is_unit
-        return _as(x, whole * scale * (exact(weight) + 1)) if is_unit else weight * _as(x, whole * scale)
+        return normed_by(x, scale, weight, is_unit)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
-        (grad,) = grads
-        normed = exact(x) * scale
-        of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        inner = exact(grad) * (exact(weight) + 1) if ctx.is_unit else exact(grad * weight)
-        # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
+        normed, inner, of_weight = norm_gradients(grads[0], x, scale, weight, ctx.is_unit, ctx.needs_input_grad[1])
         of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)
-        return _as(x, of_x), of_weight, None, None
+        return as_type_of(x, of_x), of_weight, None, None
+
+
+def normed_by(x: Tensor, scale: Tensor, weight: Tensor, is_unit: bool) -> Tensor:
+    """x · scale · weight, or, with `is_unit`, · (1 + weight), in the type of x."""
+    normed = exact(x) * scale
+    return as_type_of(x, normed * (exact(weight) + 1)) if is_unit else weight * as_type_of(x, normed)
+
+
+def norm_gradients(
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_unit: bool, is_trained: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of `normed_by`: n = x · scale and the gradient g of n, both exact, and that of a weight that is trained.
+
+    With scale = (mean(x²) + eps)^-1/2, whose own derivative is -x · scale³ over the width, the gradient of x is
+    (g - n · mean(g · n)) · scale.
+    """
+    normed = exact(x) * scale
+    of_weight = (grad * as_type_of(x, normed)).flatten(0, -2).sum(0) if is_trained else None
+    return normed, exact(grad) * (exact(weight) + 1) if is_unit else exact(grad * weight), of_weight
 
 
 class _Rotated(torch.autograd.Function):

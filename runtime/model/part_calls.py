@@ -55,7 +55,7 @@ def part_calls(
             case Attention():
                 scores = Scores(score_scale(part, execution), execution.score_cap)
                 whole = WholeAttention(part, shard, seq_len, like, scores) if attend is None else attend(part, scores)
-                calls[part] = AttentionPart(part, execution, model.norm_eps, tp, rope(part), whole)
+                calls[part] = AttentionPart(part, shard, execution, model.norm_eps, tp, rope(part), whole)
             case Recurrent():
                 calls[part] = RecurrentPart(part, shard, execution, model.norm_eps, tp)
             case Dense():

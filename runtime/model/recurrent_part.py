@@ -4,7 +4,9 @@ Shapes: t tokens of the rank, T of all ranks of its TP group, B samples, h heads
 """
 
 from functools import partial
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,6 +29,10 @@ class RecurrentPart:
     ) -> None:
         self._part, self._execution, self._norm_eps, self._tp = part, execution, norm_eps, tp
         self._meets = shard.meets(part.heads, part.groups)
+        self._groups = [shard.groups(part.heads, part.groups)[0] + group for group in self._meets]
+        ends = [sum(group < number for group in self._groups) for number in range(part.groups + 1)]
+        self._spans = list(pairwise(ends))  # of the rank's heads, those of each group
+        self._cuts_norms = part.norm and not part.delta and shard.cuts(part.heads, part.groups)
         self._names = [name for name, *_ in recurrent_projections(part)]
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
@@ -37,37 +43,52 @@ class RecurrentPart:
 
     def _mixed(self, own: Weights, *inputs: Tensor) -> Tensor:
         """[T, B, h · V] of the projections by name [T, B, ...]."""
-        if not self._meets:
-            return inputs[0]
         part = self._part
+        if not self._meets:
+            return self._joined(own, inputs[0]) if self._cuts_norms else inputs[0]
         of_name = {name: x.transpose(0, 1) for name, x in zip(self._names, inputs, strict=True)}
         values, keys, queries = (self._convolved(own, name, of_name[name]) for name in ("v", "k", "q"))
-        v, k, q = (
-            x.view(*x.shape[:2], x.shape[-1] // dim, dim)
-            for x, dim in ((values, part.value_dim), (keys, part.key_dim), (queries, part.key_dim))
-        )
-        k, q = k[:, :, self._meets], q[:, :, self._meets]
+        v = _heads(values, part.value_dim)
+        k, q = (_heads(x, part.key_dim)[:, :, self._meets] for x in (keys, queries))
         steps = functional.softplus(exact(of_name["step"]) + exact(own[f"{RECURRENT}.dt_bias"]))
         decays = -exact(own[f"{RECURRENT}.A_log"]).exp()
         gate = of_name["z"].view(v.shape)
         if part.delta:
             found = delta_scan(part.chunk, v, exact(of_name["write"]).sigmoid(), steps * decays, k, q)
-            found = self._normed(own, found, part.value_dim) * functional.silu(exact(gate))
+            found = self._normed(own, found) * functional.silu(exact(gate))
         else:
             steps = steps.clamp(*self._execution.step_limits)
             found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
             found = exact(found) * functional.silu(exact(gate))
             if part.norm:
-                found = self._normed(own, found, part.heads // part.groups * part.value_dim)
+                found = self._normed(own, found)
         return found.to(inputs[0].dtype).flatten(2).transpose(0, 1)
+
+    def _joined(self, own: Weights, none_tb: Tensor) -> Tensor:
+        """What a rank without heads makes, which takes part in the sums of norms."""
+        heads = _heads(none_tb.transpose(0, 1), self._part.value_dim)
+        return self._normed(own, heads).to(none_tb.dtype).flatten(2).transpose(0, 1)
 
     def _convolved(self, own: Weights, name: str, x_btc: Tensor) -> Tensor:
         at = f"{RECURRENT}.{name}_conv"
         return causal_convolution(x_btc, own[f"{at}.weight"], own.get(f"{at}.bias"))
 
-    def _normed(self, own: Weights, x_bthv: Tensor, width: int) -> Tensor:
-        """Root mean square norm of so many values together, all of them of the rank."""
-        groups, weight = exact(x_bthv).reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
-        scale = (groups.square().mean(-1, keepdim=True) + self._norm_eps).rsqrt()
+    def _normed(self, own: Weights, x_bthv: Tensor) -> Tensor:
+        """Root mean square norm of the values of a head with the delta rule, else of those of a group together."""
+        x, part, eps = exact(x_bthv), self._part, self._norm_eps
+        width = part.value_dim * (1 if part.delta else part.heads // part.groups)
+        if self._cuts_norms:
+            of_heads = x.square().sum(-1)
+            of_groups = [of_heads[:, :, first:end].sum(-1) for first, end in self._spans]
+            sums = self._tp.summed(torch.stack(of_groups, -1))
+            normed = x * (sums[:, :, self._groups].unsqueeze(-1) / width + eps).rsqrt()
+        else:
+            groups = x.reshape(*x.shape[:2], -1, width)
+            normed = (groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt()).view(x.shape)
         # Of the delta rule every head has the same weights.
-        return (groups * scale).view(x_bthv.shape) * exact(weight).view(-1, x_bthv.shape[-1])
+        return normed * exact(own[f"{RECURRENT}.norm.weight"]).view(-1, x.shape[-1])
+
+
+def _heads(x: Tensor, dim: int) -> Tensor:
+    """[B, T, h · D] as [B, T, h, D]."""
+    return x.view(*x.shape[:2], x.shape[-1] // dim, dim)

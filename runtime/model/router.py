@@ -63,24 +63,27 @@ def loads(experts: Tensor, count: int) -> Tensor:
 
 
 def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias in float32 or better, as choices hang on small differences. Keeps x and weight as they are."""
+    """x · weightᵀ + bias in float32 or better, as choices hang on small differences. Keeps weight, and x for a gradient
+    of it, as they are."""
     return applied(_ExactProduct, x, weight, bias)
 
 
 class _ExactProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x if weight.requires_grad else None, weight)
+        ctx.dtype, ctx.has_bias = x.dtype, bias is not None
         return functional.linear(exact(x), exact(weight), None if bias is None else exact(bias))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        of_x, of_weight = grad.mm(weight.to(grad.dtype)), grad.t().mm(x.to(grad.dtype))
+        of_x = grad.mm(weight.to(grad.dtype)).to(ctx.dtype)
+        if x is None:
+            return of_x, None, None
         of_bias = grad.sum(0).to(weight.dtype) if ctx.has_bias else None
-        return of_x.to(x.dtype), of_weight.to(weight.dtype), of_bias
+        return of_x, grad.t().mm(x.to(grad.dtype)).to(weight.dtype), of_bias
 
 
 # ------------------------------------------------------------------ balance

@@ -94,7 +94,7 @@ class RankTpGroup:
         arguments = self._arguments(weights, biases, adapters)
         if self.group is None:
             return applied_all(_Products, x_tbh, None, *arguments)
-        products: tuple[Tensor, ...] = _together(_Products, x_tbh, self, *arguments)
+        products: tuple[Tensor, ...] = together(_Products, x_tbh, self, *arguments)
         return products
 
     def rows(self, x_tbn: Tensor, weight: Tensor, adapter: AdapterMatrices | None = None) -> Tensor:
@@ -113,14 +113,19 @@ class RankTpGroup:
         downs, ups = ([None if pair is None else pair[k] for pair in adapters or [None] * len(weights)] for k in (0, 1))
         return self.late, weights[0].requires_grad, self.adapter_scale, *weights, *biases, *downs, *ups
 
+    def summed(self, x: Tensor) -> Tensor:
+        """The ranks' sum, of which each makes something of its own: so are its gradients."""
+        made: Tensor = x if self.group is None else together(_Summed, x, self)
+        return made
+
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
-        found: Tensor = x_tbh if self.group is None else _together(_Scatter, x_tbh, self)
+        found: Tensor = x_tbh if self.group is None else together(_Scatter, x_tbh, self)
         return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _together(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+def together(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Apply what communicates, outside of compiled graphs: those of ranks with unequal shapes are unlike, and would
     order, or repeat, their collectives differently."""
     return applied(function, *arguments)
@@ -260,6 +265,24 @@ def _add_products(
             matrix.grad.addmm_(grad.t(), whole)
         else:
             matrix.grad += grad.t().mm(whole)
+
+
+def all_reduced(x: Tensor, tp: RankTpGroup) -> Tensor:
+    """The ranks' sum of x, which it may overwrite."""
+    whole = x.contiguous()
+    dist.all_reduce(whole, group=tp.group)
+    return whole
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: RankTpGroup) -> Tensor:
+        ctx.tp = tp
+        return all_reduced(x.clone(), tp)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduced(grads[0].clone(), ctx.tp), None
 
 
 class _Scatter(torch.autograd.Function):

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from hexiopt.errors import InputError, quoted
 from hexiopt.reading import Section, read_mapping
-from runtime.mapping.adapters import MAX_ALPHA, MODULES, Adapters
+from runtime.mapping.adapters import MAX_ALPHA, MODULES, Adapters, adapter_name
 from runtime.mapping.parts import ParameterPart
 from runtime.state.checkpoint import TrainedModel
+from runtime.state.file_layout import FileLayout
 from runtime.state.weights import HuggingFaceWeights, read_slice, stored_tensors
 
 FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of names, in front of the model's own
+_PREFIX = "base_model.model.model."  # of names, in front of those in the model's decoder
 # What changes nothing in what an adapter computes, or says how it was begun.
 _HARMLESS = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version"),
@@ -38,7 +39,8 @@ def write_adapter(folder: Path, trained: TrainedModel, tensors: Iterable[tuple[s
     lora = adapters.lora
     dtype = torch.float32 if lora.adapter_bytes == 4 else torch.bfloat16
     folder.mkdir(parents=True, exist_ok=True)
-    values = {f"{_PREFIX}{name}": tensor.to("cpu", dtype).contiguous() for name, tensor in tensors}
+    layout = FileLayout(trained.model)
+    values = {_stored_name(layout, name): tensor.to("cpu", dtype).contiguous() for name, tensor in tensors}
     save_file(values, folder / WEIGHTS, {"format": "pt"})
     config = {
         "peft_type": "LORA",
@@ -67,9 +69,9 @@ class PeftAdapter:
         if not folder.is_dir():
             raise InputError(f"{folder}: is not a folder; give one with {CONFIG} and {WEIGHTS}")
         _check_config(Section(read_mapping(folder / CONFIG), str(folder / CONFIG)), adapters)
-        self._path = folder / WEIGHTS
+        self._path, self._layout = folder / WEIGHTS, FileLayout(model)
         stored = {name: tensor.shape for name, tensor in stored_tensors(self._path).items()}
-        shapes = {f"{_PREFIX}{part.name}": part.shape for part in trained.parts()}
+        shapes = {_stored_name(self._layout, part.name): part.shape for part in trained.parts()}
         for name in sorted(shapes.keys() ^ stored.keys()):
             wrong = "lacks" if name in shapes else "has"
             raise InputError(
@@ -85,7 +87,14 @@ class PeftAdapter:
 
     def read(self, part: ParameterPart) -> Tensor:
         """The values of a part of an adapter [part.local_shape]. Raises InputError where the file cannot be read."""
-        return read_slice(self._path, f"{_PREFIX}{part.name}", part.cut)
+        return read_slice(self._path, _stored_name(self._layout, part.name), part.cut)
+
+
+def _stored_name(layout: FileLayout, name: str) -> str:
+    """The name of a matrix of an adapter: after that of the matrix beside it, which begins with the decoder."""
+    module, matrix, ending = name.rsplit(".", 2)
+    _, _, stored = layout.name_of(f"{module}.{ending}").partition(".")
+    return f"{_PREFIX}{adapter_name(stored, matrix)}"
 
 
 def weights_beside(checkpoint: Path, trained: TrainedModel, weights: Path | None, option: str) -> Path | None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from hexiopt.errors import InputError
+from hexiopt.exports.trainable import untrainable
 from hexiopt.files.plan_file import PlanFile
 from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
@@ -19,7 +20,6 @@ from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
 from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
-from runtime.mapping.trainable import untrainable
 from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite, nan, prod, sqrt
 from typing import Any
@@ -97,7 +97,8 @@ class Trainee:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
                 attend = partial(SequenceAttention, layout, rank, groups, device)
         stage, batch = line.stages[executor.stage], (workload.global_batch, seq_len)
-        self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, settings.experts, batch)
+        of_experts = settings.experts if adapters is None else replace(settings.experts, expert_bias_rate=0.0)
+        self._experts = RankExperts(model, executor, stage, tp, groups, self.weights, of_experts, batch)
         calls = part_calls(model, shard, tp, reads, like, attend, self._experts.part)
         self.calls = tuple(calls.values())
         is_compiled = device.type == "cuda" if settings.compile_layers is None else settings.compile_layers

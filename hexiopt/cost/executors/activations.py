@@ -100,8 +100,9 @@ class Activations(Generic[Amount]):
             states = shard.state_heads * recurrent.key_dim * recurrent.value_dim / recurrent.chunk
             layer = layer + share.tokens * (c.ACCUMULATOR_BYTES * states)
         if (lora := workload.adapters) is not None:
-            between, inner = stored_elements(model, lora, shard)
-            layer = layer + width * (share.between * between + share.tokens * inner)
+            beyond = stored_elements(model, rows.kind, lora, shard)
+            layer = layer + width * (share.between * beyond.hidden + share.tokens * beyond.inner)
+            layer = layer + width * (share.routed * beyond.routed)
         # Fused attention stores its log-sum-exp, unfused its probabilities; keys and values are copied for each query
         # head where a device's heads do not share them evenly.
         copies = share.attended * width * float(dim + v_dim) * share.copied_kv_heads
@@ -110,7 +111,7 @@ class Activations(Generic[Amount]):
             copies + share.scores * share.heads * width + log_sum_exp + share.parted * share.attended * width * out
         )
         if lora is not None and "o" not in lora.matrices:  # only attention's own backward reads its output
-            layer, internals = layer - share.attended * width * q, internals + share.attended * width * q
+            layer, internals = layer - share.attended * width * out, internals + share.attended * width * out
         # A gathered input and a gathered gradient of a TP group, and boundary messages, in 8 bits beside what is
         # converted; and the sines and cosines of all positions.
         message_bytes = float(MESSAGE_BUFFERS * workload.message_bytes(hidden))
@@ -122,7 +123,7 @@ class Activations(Generic[Amount]):
         if rows.kind.experts:  # copies of tokens on their way to experts, and as they come
             buffers = buffers + share.routed * float(2 * width * rows.kind.experts.width(hidden))
         if lora is not None:
-            buffers = buffers + dequantised_bytes(model, lora, shard, width)
+            buffers = buffers + dequantised_bytes(model, rows.kind, lora, shard, width)
         # The loss stores FP32 probabilities; in chunks, the gradients of the head's input and of the head instead.
         loss = share.tokens * (float(shard.vocab) * c.LOSS_BYTES + c.TOKEN_ID_BYTES)
         logits = share.tokens * float(shard.vocab * width)

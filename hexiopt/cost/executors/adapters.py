@@ -3,11 +3,15 @@
 A frozen matrix needs no gradient: its backward is one product, and no input is stored for it.
 """
 
+from typing import NamedTuple
+
 from hexiopt.cost.executors.compute import OperatorTimes
+from hexiopt.problem.kinds import LayerKind
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.operators import Shard
 from hexiopt.problem.parameters import adapted_matrices, layer_matrices
+from hexiopt.problem.workload import Workload
 
 # Elements of a token that fused kernels of an adapter move, of the matrix's inputs and outputs, and their number. The
 # forward reads x, writes A·x, and reads y and B·A·x to write their sum; the backward reads dy for the gradients of B
@@ -18,16 +22,25 @@ _BACKWARD_PRODUCTS = 2  # for each of the forward: gradients of the matrix and o
 
 
 def adapter_times(
-    model: ModelSpec, lora: Lora, clock: OperatorTimes, shard: Shard, tokens: float, token_bytes: float
+    model: ModelSpec,
+    kind: LayerKind,
+    workload: Workload,
+    clock: OperatorTimes,
+    shard: Shard,
+    tokens: float,
+    traffic: float,
 ) -> tuple[float, float]:
-    """Forward and backward seconds of a layer's adapters, and of dequantising its matrices, for `tokens` tokens on a
-    rank that holds `shard`.
+    """Forward and backward seconds of the adapters of a layer, if there are any, and of dequantising its matrices, for
+    `tokens` tokens on a rank that holds `shard`.
 
-    `token_bytes` is the width of activations times what the framework moves over fused kernels
-    (`Framework.adapter_traffic`). The products are thin, so that they or the memory traffic bind; the larger counts.
+    The framework moves `traffic` times the bytes of fused kernels (`Framework.adapter_traffic`). The products are thin,
+    so that they or the memory traffic bind; the larger counts.
     """
-    forward_s = backward_s = dequantisation_s(model, lora, clock, shard)
-    for matrix in adapted_matrices(model, lora).values():
+    lora, token_bytes = workload.adapters, traffic * workload.element_bytes
+    if lora is None:
+        return 0.0, 0.0
+    forward_s = backward_s = dequantisation_s(model, kind, lora, clock, shard)
+    for matrix in adapted_matrices(model, kind, lora):
         inputs, outputs = matrix.inputs.on(shard), matrix.outputs.on(shard)
         products_s = sum(clock.gemm_s(2.0 * tokens * lora.rank * size) for size in (inputs, outputs))
         moved = [tokens * token_bytes * (i * inputs + o * outputs) for i, o in (_FORWARD_MOVES, _BACKWARD_MOVES)]
@@ -36,33 +49,45 @@ def adapter_times(
     return forward_s, backward_s
 
 
-def dequantisation_s(model: ModelSpec, lora: Lora, clock: OperatorTimes, shard: Shard) -> float:
+def dequantisation_s(model: ModelSpec, kind: LayerKind, lora: Lora, clock: OperatorTimes, shard: Shard) -> float:
     """Seconds in which a layer's frozen matrices on a rank become 16 bit, once for each pass of their products; the
     backward makes them again (bitsandbytes, `MatMul4Bit`)."""
-    moved = lora.frozen_storage.moved_bytes
-    return clock.memory_s(moved * sum(_sizes(model, shard)), len(layer_matrices(model))) if moved else 0.0
+    moved, sizes = lora.frozen_storage.moved_bytes, _sizes(model, kind, shard)
+    return clock.memory_s(moved * sum(sizes), len(sizes)) if moved else 0.0
 
 
-def dequantised_bytes(model: ModelSpec, lora: Lora, shard: Shard, width: int) -> float:
+def dequantised_bytes(model: ModelSpec, kind: LayerKind, lora: Lora, shard: Shard, width: int) -> float:
     """Bytes of the buffer in which a rank dequantises one matrix after another."""
-    return float(width * max(_sizes(model, shard))) if lora.frozen_storage.moved_bytes else 0.0
+    return float(width * max(_sizes(model, kind, shard))) if lora.frozen_storage.moved_bytes else 0.0
 
 
-def _sizes(model: ModelSpec, shard: Shard) -> list[int]:
-    return [matrix.inputs.on(shard) * matrix.outputs.on(shard) for matrix in layer_matrices(model).values()]
+def _sizes(model: ModelSpec, kind: LayerKind, shard: Shard) -> list[int]:
+    return [matrix.inputs.on(shard) * matrix.outputs.on(shard) for matrix in layer_matrices(model, kind)]
 
 
-def stored_elements(model: ModelSpec, lora: Lora, shard: Shard) -> tuple[float, float]:
+class StoredElements(NamedTuple):
     """Elements of a token that a layer with adapters stores beyond one whose matrices are trained, negative for less:
-    of hidden states, which TP ranks divide, and of what has the width of heads or of the MLP.
+    of hidden states, which TP ranks divide, of what has the width of heads or columns, and of a copy that goes to an
+    expert."""
 
-    Outputs of norms and of the activation are stored only for the gradient of a matrix that reads them; an adapter
-    stores what its first matrix makes.
-    """
-    form, targets = model.decoder_form, set(lora.matrices)
-    readers = [{"q", "k", "v"}, {"gate", "up"}]
-    if form.norms == 1:  # attention and MLP read the same norm
-        readers = [readers[0] | readers[1]]
-    hidden = -float(model.hidden_size) * sum(not targets & reads for reads in readers)
-    inner = 0.0 if "down" in targets or form.inner_norms else -float(shard.ffn)
-    return hidden, inner + lora.rank * len(adapted_matrices(model, lora))
+    hidden: float
+    inner: float
+    routed: float
+
+
+def stored_elements(model: ModelSpec, kind: LayerKind, lora: Lora, shard: Shard) -> StoredElements:
+    """Those of a layer: outputs of norms and activations, and rows that come to experts, are stored only for the
+    gradient of a matrix that reads them; an adapter stores what its first matrix makes."""
+    matrices, adapted = layer_matrices(model, kind), adapted_matrices(model, kind, lora)
+    targets = {matrix.target for matrix in adapted}
+    attention, experts = kind.attention, kind.experts
+    unread = [not targets & {"q", "k", "v"}] * bool(kind.mixers) + [not targets & {"gate", "up"}] * bool(kind.channels)
+    if kind.norms == 1:  # all parts read the same norm
+        unread = [all(unread)]
+    inner = 0.0
+    if "down" not in targets and not model.decoder_form.inner_norms:
+        inner -= sum(matrix.inputs.on(shard) for matrix in matrices if matrix.target == "down")
+    if attention is not None and attention.kv_rank:
+        inner -= attention.q_rank + attention.kv_rank
+    routed = 0.0 if experts is None else -float(experts.width(model.hidden_size) + experts.ffn_size)
+    return StoredElements(-float(model.hidden_size) * sum(unread), inner + lora.rank * len(adapted), routed)

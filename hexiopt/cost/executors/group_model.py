@@ -138,14 +138,14 @@ class GroupModel:
         routed = kind.experts is not None and (kind.experts.shared > 0 or framework.expert_columns)
         blocks = bool(kind.mixers) + (kind.dense is not None or routed)
         backward_collectives = c.TP_BACKWARD_COLLECTIVES if framework.sequence_parallel else c.TP_FORWARD_COLLECTIVES
-        forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s
+        sums_s = [framework.tp_exposed * self._sums_s(tp_group, size, count) for count in kind.norm_sums(tp)]
+        forward_s = compute.forward_s + c.TP_FORWARD_COLLECTIVES // 2 * blocks * collective_s + sum(sums_s)
         backward_s = compute.backward_s + backward_collectives // 2 * blocks * collective_s
-        if workload.adapters is not None:
-            clock, shard = self._clocks[tp_group.gpu.name], largest_shard(model, tp)
-            token_bytes = framework.adapter_traffic * workload.element_bytes
-            tokens = float(size * workload.seq_len)
-            extra_s = adapter_times(model, workload.adapters, clock, shard, tokens, token_bytes)
-            forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
+        backward_s += sums_s[0] + 2 * sums_s[1]  # what is between projections of a recurrence is computed again
+        clock, shard = self._clocks[tp_group.gpu.name], layer.shard(tp, model.vocab_size)
+        tokens, traffic = float(size * workload.seq_len), framework.adapter_traffic
+        extra_s = adapter_times(model, kind, workload, clock, shard, tokens, traffic)
+        forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
         if context is not None:
             extra_s = context.extra_s(model, workload, tp, size, compute)
             forward_s, backward_s = forward_s + extra_s[0], backward_s + extra_s[1]
@@ -360,6 +360,13 @@ class GroupModel:
         if copies and tp_group.degree > 1:
             collective_s += self._clocks[tp_group.gpu.name].memory_s(2 * copies * gathered)
         return collective_s
+
+    def _sums_s(self, tp_group: TpGroup, size: int, count: int) -> float:
+        """Seconds of the all-reduce of so many FP32 values a token."""
+        if not count:
+            return 0.0
+        num_bytes = float(size * self.problem.workload.seq_len * count * c.ACCUMULATOR_BYTES)
+        return 2 * ring_collective_s(num_bytes, tp_group.degree, tp_group.bandwidth, tp_group.latency_s)
 
     def _stage_of_kinds_s(
         self, tp_group: TpGroup, counts: Sequence[Mapping[str, int]], first: bool, last: bool, micro_batch_size: int

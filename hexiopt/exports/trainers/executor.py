@@ -1,24 +1,28 @@
-"""hexiopt's own executor, which trains every plan (`docs/training.md`)."""
+"""hexiopt's own executor (`docs/training.md`)."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from hexiopt.errors import InputError
 from hexiopt.exports.formats import Program, Trainer
-from hexiopt.numbers.messages import MESSAGE_PRECISIONS
+from hexiopt.exports.trainable import untrainable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
 
 class HexiOptFormat(Trainer):
-    """hexiopt's executor, which trains every plan."""
+    """hexiopt's executor, which trains what `untrainable` lets pass."""
 
     name = "hexiopt"
     target = "hexiopt's executor"
     expresses = "every plan of models that train"
     can_read = False
-    recomputes_together = True
-    takes_depths = True
-    message_precisions = gradient_precisions = MESSAGE_PRECISIONS
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        return untrainable(problem.model, problem.workload)
+
+    def unsuitable_kinds(self, problem: Problem) -> str | None:
+        return None
 
     def preset(self, problem: Problem) -> Mapping[str, tuple[Any, ...]]:
         return {}
@@ -28,6 +32,8 @@ class HexiOptFormat(Trainer):
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         """Ranks follow the cluster's devices in order, as `runtime/mapping/layout.py` has them."""
+        if why := untrainable(problem.model, problem.workload, plan):
+            raise InputError(f"export.format: {self.name}: {why}")
         command = '-m experiments.train plan="$HERE/plan.json" train.launch=torchrun hydra.run.dir="$HERE/run"'
         return Program(tuple(sorted(plan.devices())), command)
 

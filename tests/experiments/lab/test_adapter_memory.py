@@ -1,11 +1,14 @@
 """Memory of adapters beside what is priced: states to the byte, activations and logits by saved tensors."""
 
+from dataclasses import replace
+
 import pytest
 
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE
 from tests.experiments.lab.test_memory_use import check_all, check_saved
+from tests.runtime.expert_plans import expert_model
 from tests.runtime.memory_cases import LLAMA, compared, even_plan
 from tests.slow import slow_but
 
@@ -38,6 +41,21 @@ def test_what_attention_recomputes_alone_is_predicted_within_3_percent() -> None
     first, last = compared(even_plan(LLAMA, policy="selective"), LLAMA, workload("qv"))
     assert 0 <= first.off("activations") <= 0.03
     check_saved(last)
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize(("model_type", "targets"), [("qwen2_moe", "attention"), ("deepseek_v3", "qv")])
+def test_frozen_experts_hold_as_much_less_as_is_predicted(model_type: str, targets: str, policy: str) -> None:
+    """Than trained ones: states to the byte, and of activations the rows that come to experts."""
+    model, full = expert_model(model_type, 2, hidden_size=64, inner=48), Workload(4, 64, "fp32", routing="forced")
+    plan, lora = even_plan(model, policy=policy, stages=1), replace(full, training="lora", lora=Lora(4, targets))
+    (trained,), (frozen,) = (compared(plan, model, work) for work in (full, lora))
+    assert [frozen.off(part) for part in ("gradients", "master", "optimizer", "logits")] == [0.0] * 4
+    assert frozen.off("weights") == pytest.approx(0, abs=1e-4)
+    predicted, measured = (
+        getattr(trained, of).activations - getattr(frozen, of).activations for of in ("predicted", "measured")
+    )
+    assert predicted == pytest.approx(measured, rel=0.01)
 
 
 def test_sharded_adapters() -> None:

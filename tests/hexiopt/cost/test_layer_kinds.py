@@ -2,27 +2,44 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexiopt.bounds import compute_bound_s
+from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c
 from hexiopt.plan.holdings import Holdings, parameter_holders
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.kinds import LayerKind
+from hexiopt.problem.lora import Lora
+from hexiopt.problem.parameters import adapted_matrices
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.in_flight import holding
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, EXPERT_LAYER, EXPERTS, KINDS, MIXED, model_of
+from tests.hexiopt.shapes_of_kinds import (
+    ATTENTION,
+    DENSE,
+    DENSE_LAYER,
+    EQUAL,
+    EXPERT_LAYER,
+    EXPERTS,
+    KINDS,
+    MAMBA,
+    MIXED,
+    model_of,
+)
 from tests.solvers.problems import cluster
 
 CLUSTER = cluster(("a", "fast", 4), ("b", "slow", 4), fast_gib=80, slow_gib=80)
 WORK = Workload(global_batch=16, seq_len=1024)
+ADAPTERS = replace(WORK, training="lora", lora=Lora(4, "attention"))
 
 
 def _plan(*stages: tuple[Sequence[int], int, tuple[int, int]], pipelines: int = 1, zero: int = 1) -> Plan:
@@ -42,8 +59,8 @@ def _plan(*stages: tuple[Sequence[int], int, tuple[int, int]], pipelines: int = 
 def test_a_stage_is_the_sum_of_its_layers(kinds: list, cut: int, data: st.DataObject) -> None:
     """Seconds and bytes of stages add up over layers, wherever these stand."""
     model = model_of(DENSE_LAYER, *kinds)
-    cut = min(cut, len(kinds))
-    pricer = PlanPricer(Problem(CLUSTER, model, WORK))
+    cut, work = min(cut, len(kinds)), data.draw(st.sampled_from((WORK, ADAPTERS)))
+    pricer = PlanPricer(Problem(CLUSTER, model, work))
     policy = data.draw(st.sampled_from(("none", "selective", "full")))
     spans = ((0, cut), (cut, model.num_layers))
     stages = [Stage(TensorParallel((d,)), (span,), (policy,)) for d, span in enumerate(spans)]
@@ -55,7 +72,10 @@ def test_a_stage_is_the_sum_of_its_layers(kinds: list, cut: int, data: st.DataOb
         assert cost.forward_s == pytest.approx(sum(forward for forward, _ in each) + ends.forward_s)
         assert cost.backward_s == pytest.approx(sum(backward for _, backward in each) + ends.backward_s)
     params = sum(cost.executors[0].num_params for cost in costs)
-    assert params == model.num_params
+    matrices = [row for kind in model.layers for row in adapted_matrices(model, kind, work.lora)]
+    whole = model.layer_of(model.layers[0]).shard(1, 0)._replace(ffn=DENSE.ffn_size)
+    adapters = work.lora.rank * sum(matrix.inputs.on(whole) + matrix.outputs.on(whole) for matrix in matrices)
+    assert params == (model.num_params if work == WORK else adapters)
 
 
 def test_equal_kinds_cost_as_one() -> None:
@@ -139,11 +159,36 @@ def replace_degree(plan: Plan, degree: int) -> Plan:
 @settings(max_examples=60, deadline=None)
 def test_bound(kinds: list, data: st.DataObject) -> None:
     """No plan is faster than the compute bound."""
-    model = model_of(DENSE_LAYER, *kinds)
-    pricer = PlanPricer(Problem(CLUSTER, model, WORK))
+    model, work = model_of(DENSE_LAYER, *kinds), data.draw(st.sampled_from((WORK, ADAPTERS)))
+    pricer = PlanPricer(Problem(CLUSTER, model, work))
     cut = data.draw(st.integers(1, len(kinds)))
     plan = _plan(((0, 1), data.draw(st.sampled_from((1, 2))), (0, cut)), ((4, 5), 2, (cut, len(kinds) + 1)))
     assert compute_bound_s(pricer) <= pricer.price(plan).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "tp", "sums", "backwards"),
+    [
+        (replace(DENSE_LAYER, mixers=(replace(ATTENTION, qk_norm="whole"),)), 2, 2, 1),
+        (LayerKind((MAMBA,), (), norms=1), 4, 2, 2),
+        (LayerKind((MAMBA,), (), norms=1), 2, 0, 2),
+        (DENSE_LAYER, 2, 0, 1),
+    ],
+)
+def test_norms_whose_width_is_cut_take_sums(kind: LayerKind, tp: int, sums: int, backwards: int) -> None:
+    """Of the squares of two norms of all heads, or of two groups of Mamba-2, which its backward makes once more."""
+    problem = Problem(CLUSTER, model_of(DENSE_LAYER, kind), WORK)
+
+    def seconds() -> tuple[float, float]:
+        stages = PlanPricer(problem).stages
+        return stages.layer_s(stages.tp_group(tuple(range(tp))), 4, "none", len(problem.model.kinds) - 1)
+
+    with patch.object(LayerKind, "norm_sums", lambda self, tp: (0, 0)):
+        without = seconds()
+    group = PlanPricer(problem).stages.tp_group(tuple(range(tp)))
+    sum_s = 2 * ring_collective_s(4.0 * WORK.seq_len * sums * 4, tp, group.bandwidth, group.latency_s) * (sums > 0)
+    expected = [sum_s, backwards * sum_s]
+    assert [a - b for a, b in zip(seconds(), without, strict=True)] == pytest.approx(expected, abs=1e-12)
 
 
 def test_windows_and_imbalance_cost_what_they_should() -> None:

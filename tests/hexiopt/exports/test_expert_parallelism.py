@@ -15,7 +15,7 @@ from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
-from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
+from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -32,7 +32,7 @@ from tests.hexiopt.exports.test_expert_groups import arguments_of_config
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, KINDS, MIXED, model_of
 
 QWEN = TITANS[4]  # the debug model, of 64 experts
-OTHERS = (EXECUTOR, "flashflex", "galvatron")
+OTHERS = ("flashflex", "galvatron")
 H100S = Cluster.of({"h100_80gb_sxm": 16}, inter_gb_per_s=50)
 
 
@@ -176,9 +176,8 @@ def test_models_that_a_trainer_cannot_train_are_refused(name: str, model: ModelS
     with pytest.raises(InputError, match=refusal) as error:
         write_program(problem_of(plan, model), plan, TRAINERS[name])
     assert "\n" not in str(error.value)
-    if name != EXECUTOR:
-        with pytest.raises(InputError, match=r"^space\.preset: "):
-            restrict(problem_of(plan, model), TRAINERS[name])
+    with pytest.raises(InputError, match=r"^space\.preset: "):
+        restrict(problem_of(plan, model), TRAINERS[name])
 
 
 def test_replicas_that_each_hold_all_experts_are_written_without_ep() -> None:

@@ -19,6 +19,7 @@ from hexiopt.cost.breakdown import breakdown, busy_time
 from hexiopt.cost.cost import Cost, violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.exports.trainable import untrainable
 from hexiopt.files.plan_file import plan_from_section, plan_to_dict
 from hexiopt.plan.check import check
 from hexiopt.plan.holdings import Holdings, parameter_holders
@@ -42,7 +43,6 @@ from hexiopt.report.table import plan_table
 from hexiopt.report.trace import timeline_events
 from hexiopt.schedules.registry import SCHEDULES
 from runtime.mapping.layout import layout_of
-from runtime.mapping.trainable import untrainable
 from tests.hexiopt.cost.test_cost import PROBLEM as DENSE
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EXPERT_LAYER, EXPERTS, model_of
 from tests.spans import all_spans

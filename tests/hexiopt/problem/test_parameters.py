@@ -18,6 +18,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
+from tests.hexiopt.shapes_of_kinds import MIXED
 
 LLAMA, QWEN = named_model("llama2_7b"), named_model("qwen3_8b")
 CLUSTER = named_cluster("small_mixed")
@@ -145,8 +146,27 @@ def test_refusals_of_workloads(workload: dict[str, Any], text: str) -> None:
         (LLAMA, {"training": "lora"}, {"sequence": True}, "space: sequence: true is not modelled"),
         (LLAMA, {"training": "lora"}, {"split_backward": True}, "space: split_backward: true is not modelled"),
         (LLAMA, {"training": "lora", "schedule": "zb"}, {}, "workload: schedule: zb puts off gradients of weights"),
-        (LLAMA, {"optimizer": "muon"}, {}, "workload: optimizer: muon multiplies whole matrices, .*max_tp=1"),
+        (LLAMA, {"optimizer": "muon"}, {}, "workload: optimizer: muon needs whole matrices, .*max_tp=1"),
+        (LLAMA, {"optimizer": "adafactor"}, {"max_tp": 2}, "optimizer: adafactor needs whole matrices, .*max_tp=1"),
         (named_model("gpt_3b"), {"training": "lora", "lora": {"targets": "gate"}}, {}, "no matrix gate"),
+        (
+            MIXED,
+            {"training": "lora"},
+            {},
+            "down and gate and up would be those of experts too.*=attention",
+        ),
+        (
+            replace(MIXED, extra_layers=MIXED.layers[-1:]),
+            {"training": "lora", "lora": {"targets": "qv"}},
+            {},
+            "lora is not modelled for layers that predict further tokens",
+        ),
+        (
+            MIXED,
+            {"training": "lora", "lora": {"targets": "qv", "storage": "nf4"}},
+            {},
+            "nf4 is not modelled",
+        ),
     ],
 )
 def test_refusals_of_problems(model: ModelSpec, workload: dict[str, Any], space: dict[str, Any], text: str) -> None:

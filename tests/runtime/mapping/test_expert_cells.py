@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica, TensorParallel
+from hexiopt.exports import trainable
+from hexiopt.exports.trainable import untrainable
+from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.kinds import Dense, Experts, LayerKind
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.mapping import trainable
 from runtime.mapping.actions import check_actions, rank_actions
 from runtime.mapping.buckets import bucket_parts
 from runtime.mapping.layout import layout_of
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import ExpertCell
-from runtime.mapping.trainable import untrainable
 from tests.runtime.expert_plans import COUNT, SHAPES, expert_model, random_expert_plan
 from tests.runtime.ranks import CLUSTER
 
@@ -119,12 +119,7 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
     ("model", "workload", "plan", "line"),
     [
         (MIXTRAL, {}, one_stage(SHARED), None),
-        (
-            MIXTRAL,
-            {"training": "lora"},
-            None,
-            "workload.training: lora cannot be trained yet beside experts, only planned; take full",
-        ),
+        (MIXTRAL, {"training": "lora"}, one_stage(SHARED), None),
         (
             MIXTRAL,
             {"optimizer": "muon"},
@@ -141,20 +136,7 @@ def with_layers(*kinds: LayerKind) -> ModelSpec:
             MIXTRAL,
             {},
             one_stage(ExpertParallel((ExpertReplica((0,), 2, (6,)),), 2)),
-            "stage 0 of pipeline 0 has two waves, which cannot be trained, only planned; take one",
-        ),
-        (
-            expert_model("mixtral", 3, 1),
-            {},
-            Plan(
-                (
-                    Pipeline(
-                        (Stage(SHARED, ((0, 1),), ("none",)), Stage(TensorParallel((4,)), ((1, 3),), ("none",))), 2, 2
-                    ),
-                ),
-                ONE_F_ONE_B,
-            ),
-            "stage 0 of pipeline 0 has devices for experts alone, and no layer with experts; give it one",
+            "stage 0 of pipeline 0 has two waves, which cannot be trained, only planned; state one in the plan",
         ),
         (
             with_layers(KIND.with_experts(Experts(count=4, top_k=2, ffn_size=5)), KIND),

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 
+from hexiopt.exports.trainable import ACTIVATIONS, OPTIMIZERS, untrainable
 from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.files.models.execution import execution_of
-from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
+from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
-from runtime.mapping.trainable import ACTIVATIONS, untrainable
+from hexiopt.report.notes import notes
+from hexiopt.study.fit import fit
+from hexiopt.study.solution import PlacedPlan
+from runtime.mapping.moments import RULES
 from runtime.model import functions
 from tests.runtime.model.test_decoder import CASES, tiny
+from tests.solvers.problems import cluster
 
 WORKLOAD = Workload(2, 9)
 SHIPPED = sorted((Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
@@ -29,8 +35,9 @@ def test_what_training_reads_comes_back_from_a_plan_file(case: str) -> None:
     assert again.to_dict() == model.to_dict()
 
 
-def test_activations_are_those_that_are_computed() -> None:
+def test_activations_and_optimizers_are_those_that_are_computed() -> None:
     assert set(ACTIVATIONS) == functions.ACTIVATIONS.keys()
+    assert tuple(RULES) == OPTIMIZERS
 
 
 @pytest.mark.parametrize("path", [path for path in SHIPPED if path.stem != "hf"], ids=lambda path: path.stem)
@@ -69,24 +76,18 @@ def plan_of(parallelism: Any) -> Plan:
 
 
 SEQUENCE = plan_of(SequenceParallel((SequenceGroup((0, 1), (5, 4), (3, 3)),)))
-TWO = Plan((Pipeline((Stage.of((0, 1), 0, 2),), 1),))
+TWO = plan_of(TensorParallel((0, 1)))
 
 
 @pytest.mark.parametrize(
     ("name", "plan", "masks", "message"),
     [
-        (
-            "olmo2",
-            TWO,
-            False,
-            "heads together is not cut by tensor parallelism; plan with space.max_tp=1",
-        ),
-        ("bamba-limits", TWO, False, "tensor parallelism cuts the groups that Mamba-2 norms together"),
+        ("olmo2", TWO, False, None),
+        ("bamba-limits", TWO, False, None),
         ("bamba", TWO, False, None),
         ("qwen3_next", TWO, False, None),
-        ("qwen3_next", SEQUENCE, False, "plan with space.sequence=false"),
-        ("youtu", SEQUENCE, False, "plan with space.sequence=false"),
         ("gemma2", SEQUENCE, False, None),
+        ("llama", SEQUENCE, True, "plan with space.sequence=false, or leave out the masking"),
         ("gemma2", TWO, True, "knows no documents"),
         ("bamba", TWO, True, "a recurrence knows no documents"),
         ("gemma3_text", TWO, True, None),
@@ -97,6 +98,18 @@ def test_plans_that_a_model_is_not_trained_by_are_named(
 ) -> None:
     refusal = untrainable(tiny(name), WORKLOAD, plan, document_masking=masks)
     assert refusal is None if message is None else message in str(refusal)
+
+
+def test_notes_say_what_is_not_trained() -> None:
+    """Of a problem, of a plan, and of what fits, in words; nothing of what is."""
+    problem = Problem(cluster(("a", "fast", 2)), tiny("llama"), Workload(2, 9, precision="fp32", optimizer="lion"))
+    note = "hexiopt train does not train this: workload.optimizer: lion cannot be trained, only planned, as torch "
+    note += "does not have it"
+    assert note in notes(problem)
+    assert note in PlacedPlan.of(problem, TWO).notes
+    assert note in " ".join(str(fit(problem, max_steps=1)).split())
+    trained = replace(problem, workload=Workload(2, 9, precision="fp32"))
+    assert not any("train" in text for text in (*notes(trained), *PlacedPlan.of(trained, TWO).notes))
 
 
 def test_a_model_that_was_changed_since_it_was_read_is_refused() -> None:

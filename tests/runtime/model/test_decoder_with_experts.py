@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hexiopt.exports.trainable import untrainable
 from hexiopt.files.huggingface import read_model
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from runtime.mapping.model_parts import BALANCE, whole_parts
-from runtime.mapping.trainable import untrainable
 from runtime.settings import ExpertTraining
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder

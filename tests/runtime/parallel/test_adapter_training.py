@@ -3,31 +3,39 @@
 import random
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from hexiopt.cost.executors.states import RankStates
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
+from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.adapters import DOWN, UP, Adapters, with_adapters
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.parallel.gradient_sync import GradientSync
+from runtime.settings import ExpertTraining
 from runtime.training.trainee import drawn
+from tests.runtime.expert_plans import SHAPES, expert_features, expert_model, random_expert_plan
 from tests.runtime.parallel.test_compiled import MODEL, ONE, check_equal, trained
 from tests.runtime.parallel.test_split_backwards import random_times, split_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, features, trainee, whole
-from tests.runtime.ranks import random_plan, run_ranks
+from tests.runtime.parallel.test_training_of_kinds import MODELS, batch, small_plan
+from tests.runtime.ranks import CLUSTER, random_plan, run_ranks
 from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 ALL = Adapters(Lora(3), 6.0)
+TYPES = tuple(SHAPES)
 QUICK, SLOW = 8, 30
 CLOSE = 1e-13
 
@@ -78,6 +86,66 @@ def test_split_backwards_put_gradients_of_adapters_off(seed: int) -> None:
         run = partial(run_in_order, one_queue=True)
         of_gradients, _ = equal_one_process(split_plan(seed, max_ranks=5), 1, SEQ_LEN, run, both=BOTH)
     assert of_gradients <= CLOSE
+
+
+# ------------------------------------------------------------------ layers of several kinds
+
+
+def with_experts(seed: int) -> tuple[Plan, ModelSpec, int]:
+    """A plan that adapters can have: without later gradients of weights, and with ZeRO-1 at most."""
+    rng = random.Random(seed)
+    while True:
+        plan, model, batch = random_expert_plan(rng, TYPES[seed % len(TYPES)], 5)
+        if plan.sharding.stage <= 1 and not plan.schedule.splits:
+            return plan, model, batch
+
+
+EXPERT_SEEDS = range(14, 28)
+
+
+@pytest.mark.parametrize("seed", slow_but(EXPERT_SEEDS[:7], EXPERT_SEEDS))
+def test_a_plan_trains_adapters_beside_frozen_experts(seed: int) -> None:
+    """Of all types, whoever shares experts; a loss that balances them reaches adapters through frozen routers."""
+    adapters = Adapters(Lora(1 + seed % 4, ("attention", "qv", "qkv", "o")[seed % 4]), 2.0)
+    both = {"adapters": adapters, "initial": begun, "experts": ExpertTraining(sequence_balance=0.1)}
+    run = partial(run_in_order, one_queue=seed % 3 > 0)
+    of_gradients, of_losses = equal_one_process(with_experts(seed), 2, SEQ_LEN, run, both=both)
+    assert max(of_gradients, of_losses) <= CLOSE
+
+
+def test_those_plans_share_experts_in_every_way() -> None:
+    found = set().union(*(expert_features(*with_experts(seed)[:2]) for seed in EXPERT_SEEDS))
+    wanted = {"stated experts", "experts alone", "uneven samples", "TP beside experts", "even experts", *SHAPES}
+    assert wanted <= found, wanted - found
+
+
+OF_KINDS = (
+    "latent attention",
+    "Mamba-2, norms of two groups",
+    "delta rule",
+    "norms of all heads",
+    "blocks of one part",
+)
+
+
+@pytest.mark.parametrize("seed", slow_but((0,), range(3)))
+@pytest.mark.parametrize("name", OF_KINDS)
+def test_a_plan_trains_adapters_in_layers_of_kinds(name: str, seed: int) -> None:
+    plan = small_plan(random.Random(seed))
+    of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), 2, both=BOTH)
+    assert of_gradients <= CLOSE
+
+
+def test_states_of_frozen_experts_are_what_is_priced() -> None:
+    model, work = expert_model("qwen2_moe", 2), {"training": "lora", "lora": Lora(2, "attention")}
+    full, lora = (Problem(CLUSTER, model, Workload(2, SEQ_LEN, "fp32", **more)) for more in ({}, work))
+    states = RankStates.of(lora.parameters, [model.layer_of(kind).shard(1, model.vocab_size) for kind in model.kinds])
+    parts = list(with_adapters(whole_parts(model), Adapters.of(lora.workload)))
+    counts = tuple(model.depth.count(number) for number in range(len(model.kinds)))
+    elements = [sum(prod(part.shape) for part in parts if part.trained == trained) for trained in (True, False)]
+    assert elements[0] == states.params.stage(counts, True, True) == lora.parameters.num_trained_params
+    assert 4 * elements[1] == states.frozen_bytes.stage(counts, True, True)
+    assert elements[1] == full.parameters.num_trained_params
 
 
 # ------------------------------------------------------------------ what is frozen

@@ -95,6 +95,13 @@ def test_compiled_layers_of_kinds_train_as_plain_ones(name: str) -> None:
     check_equal(trained(plan, MODELS[name], "aot_eager"), trained(plan, MODELS[name]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["norms of all heads", "Mamba-2, a norm of all heads"])
+def test_compiled_layers_sum_squares_over_ranks(name: str) -> None:
+    plan = Plan((Pipeline((Stage(TensorParallel((0, 1)), ((0, 4),), ("none", "selective", "full", "full")),), 2),))
+    check_equal(trained(plan, MODELS[name], "aot_eager"), trained(plan, MODELS[name]))
+
+
 @pytest.mark.parametrize(
     ("chunk", "tied"), slow_but([(5, True)], [(chunk, tied) for chunk in (1, 5, SEQ_LEN, 99) for tied in (False, True)])
 )

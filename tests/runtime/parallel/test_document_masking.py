@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
+from hexiopt.exports.trainable import untrainable
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
@@ -21,7 +22,6 @@ from runtime.data.batches import Batches
 from runtime.mapping.layout import Chunk
 from runtime.mapping.model_parts import whole_parts
 from runtime.mapping.parts import RankShard
-from runtime.mapping.trainable import untrainable
 from runtime.model import attention
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls

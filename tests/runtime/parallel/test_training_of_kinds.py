@@ -2,11 +2,17 @@
 
 import random
 from itertools import product
+from math import prod
 
 import pytest
 
+from hexiopt.cost.executors.states import RankStates
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.parameters import Parameters
+from hexiopt.problem.workload import Workload
+from runtime.mapping.model_parts import stage_parts
+from runtime.mapping.parts import shards
 from tests.runtime.model.test_decoder import tiny
 from tests.runtime.parallel.test_training import SEQ_LEN, RunRanks, equal_one_process
 from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
@@ -24,12 +30,22 @@ MODELS: dict[str, ModelSpec] = {
     "latent attention": tiny("youtu", num_hidden_layers=LAYERS),
     "latent attention, scaled positions": tiny("youtu-yarn", num_hidden_layers=LAYERS),
     "Mamba-2": tiny("granitemoehybrid", layer_types=RECURRENT, num_hidden_layers=LAYERS, mamba_n_groups=6),
+    "Mamba-2, norms of two groups": tiny("granitemoehybrid", layer_types=RECURRENT, num_hidden_layers=LAYERS),
+    "Mamba-2, a norm of all heads": tiny("bamba-limits", attn_layer_indices=[1, 3], num_hidden_layers=LAYERS),
+    "norms of all heads": tiny("olmo2", num_hidden_layers=LAYERS),
+    "norms of all heads, windows": tiny("olmo3", layer_types=WINDOWS, num_hidden_layers=LAYERS),
     "delta rule": tiny("qwen3_next", layer_types=RECURRENT, num_hidden_layers=LAYERS, mlp_only_layers=[0, 1, 2, 3]),
     "blocks of one part": tiny("nemotron_h", n_groups=6),
     "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
 }
 SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "plain"))]
-OTHER_PARTS = ("capped scores, norms around", "latent attention, scaled positions", "Mamba-2", "delta rule")
+OTHER_PARTS = (
+    "capped scores, norms around",
+    "latent attention, scaled positions",
+    "Mamba-2",
+    "delta rule",
+    "norms of all heads",
+)
 PRECISE = 1e-13
 
 
@@ -51,6 +67,18 @@ def test_a_plan_trains_kinds_as_one_process(name: str, seed: int) -> None:
     plan = small_plan(random.Random(seed))
     of_gradients, _ = equal_one_process((plan, MODELS[name], batch(plan)), steps=2, run=way(seed))
     assert of_gradients <= PRECISE
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_first_rank_holds_what_is_priced(name: str, tp: int) -> None:
+    """To the element: norms of what a group cuts are cut with it."""
+    model = MODELS[name]
+    held = stage_parts(model, [(0, model.num_layers)], shards(model, tp)[0], first=True, last=True)
+    parameters = Parameters(model, Workload(1, SEQ_LEN))
+    states = RankStates.of(parameters, [model.layer_of(kind).shard(tp, model.vocab_size) for kind in model.kinds])
+    counts = tuple(model.depth.count(number) for number in range(len(model.kinds)))
+    assert sum(prod(part.local_shape) for part in held) == states.params.stage(counts, True, True)
 
 
 @pytest.mark.parametrize(("name", "seed"), slow_but([(SEQUENCES[1], 0)], product(SEQUENCES, range(3))))

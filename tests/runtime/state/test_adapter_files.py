@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hexiopt.errors import InputError
+from hexiopt.files.huggingface import read_model
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
@@ -28,9 +29,11 @@ from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from runtime.training.beginning import exported_weights
 from runtime.training.preparation import adapter_start, resumed_progress
 from runtime.training.trainee import drawn
+from tests.runtime.model import test_decoder, test_decoder_with_experts
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.state.test_checkpoint import BATCH, plans_for
+from tests.slow import slow_but
 from tests.solvers.problems import cluster
 
 ADAPTERS = Adapters(Lora(2, ("q", "o", "gate", "down")), 3.0)
@@ -154,6 +157,31 @@ def test_peft_computes_the_loss_that_was_trained(model: ModelSpec, base: Path, w
     with_adapter = peft.PeftModel.from_pretrained(theirs, written / FOLDER).double()
     ours = train(whole(model, BATCH), trained_model(model, base), tmp_path, 3, 3, resume=written)[-1]
     assert _loss(with_adapter, model, 3) == pytest.approx(ours, rel=1e-5)
+
+
+KINDS = ["qwen2_moe", "nemotron_h", "bamba", "olmo2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next", "gemma3_text"]
+
+
+@pytest.mark.parametrize("case", slow_but(KINDS[:3], KINDS))
+def test_peft_and_transformers_compute_what_was_trained_in_layers_of_kinds(case: str, tmp_path: Path) -> None:
+    """Under the names of each type: its modules in adapters, its tensors in what is merged."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    make = test_decoder_with_experts if case in test_decoder_with_experts.CASES else test_decoder
+    make.causal_lm(case).save_pretrained(tmp_path / "base")
+    model = read_model(tmp_path / "base" / "config.json")
+    adapters = Adapters(Lora(2, "attention" if model.shares_experts else "all"), 3.0)
+    trained = replace(trained_model(model, tmp_path / "base"), adapters=adapters)
+    ours = train(whole(model, BATCH), trained, tmp_path, 0, 2)[-1]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    untrained = _loss(theirs, model, 2)
+    with_adapter = peft.PeftModel.from_pretrained(theirs, tmp_path / "step-00000002" / FOLDER)
+    assert _loss(with_adapter, model, 2) == pytest.approx(ours, rel=2e-5) != pytest.approx(untrained, rel=1e-4)
+    spec, tensors = exported_weights(tmp_path / "step-00000002")
+    write_hugging_face(tmp_path / "merged", spec, tensors, torch.float32)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert _loss(merged, model, 2) == pytest.approx(ours, rel=2e-5)
+    opened = PeftAdapter(tmp_path / "step-00000002" / FOLDER, trained)
+    assert all(opened.read(part).any() for part in trained.parts())
 
 
 def _loss(theirs: Any, model: ModelSpec, step: int) -> float:

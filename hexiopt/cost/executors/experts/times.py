@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil, log2
 from typing import NamedTuple
 
-from hexiopt.cost.executors.compute import OperatorTimes
+from hexiopt.cost.executors.compute import OperatorTimes, gemm_backward_passes
 from hexiopt.cost.executors.network_load import load_of
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.numbers import coefficients as c
@@ -158,7 +158,11 @@ class ExpertTimes:
         permute_s += c.PERMUTE_KERNELS * self._launch_s
         router_s = self._clock.memory_s(routed_tokens * part.count * c.ROUTER_SCORE_BYTES, c.ROUTER_KERNELS)
         forward_s = products_s[False] + activation_s + permute_s + router_s
-        backward_s = sum(products_s) + c.MEMORY_BACKWARD_PASSES * (activation_s + router_s) + permute_s
+        backward_s = (
+            sum(products_s[: gemm_backward_passes(workload)])
+            + c.MEMORY_BACKWARD_PASSES * (activation_s + router_s)
+            + permute_s
+        )
         return forward_s, backward_s
 
     def _grouped_s(self, count: int, rows: float, width_in: int, width_out: int, of_weights: bool) -> float:

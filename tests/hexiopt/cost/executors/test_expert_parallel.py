@@ -30,7 +30,7 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, EXPERT_LAYER, EXPERTS, model_of
+from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, EXPERT_LAYER, EXPERTS, MIXED, model_of
 from tests.solvers.problems import cluster
 
 FREE = Space(uneven_experts=True)
@@ -192,6 +192,13 @@ def test_what_a_problem_does_not_allow() -> None:
     few = model_of(*[replace(EXPERT_LAYER, channels=(replace(EXPERTS, count=8),))] * 6)
     [violation] = check(Problem(SAME, few, WORK, FREE), plan)
     assert str(violation) == "stage 0 of pipeline 0 has 16 experts; layers of kinds have 8"
+    alone = replicas(((0,), 2, (0,)), ((4,), 0, (16,)))
+    stages = Stage(alone, ((0, 1),), ("full",)), Stage.of((1,), 1, 6)
+    dense_first = Plan((Pipeline(stages, 8, 2),), ONE_F_ONE_B, Sharding(0))
+    assert check(Problem(SAME, EQUAL, WORK, FREE), dense_first) == []
+    [violation] = check(Problem(SAME, MIXED, WORK, FREE), dense_first)
+    what = "stage 0 of pipeline 0 has devices for experts alone, and no layer with experts; give it one"
+    assert str(violation) == what
     with pytest.raises(InputError, match="ZeRO-2 over stages that share experts unevenly; take ZeRO-1"):
         replace(plan, sharding=Sharding(2))
     with pytest.raises(InputError, match="sharding groups over stages that share experts unevenly; take groups: all"):

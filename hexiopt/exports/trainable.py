@@ -1,4 +1,5 @@
-"""What is trained: models, workloads, and plans of them. What is not is named in one line, with a remedy."""
+"""What hexiopt's executor trains: models, workloads, and plans of them. What it does not is named in one line, with a
+remedy."""
 
 import json
 from collections.abc import Iterator
@@ -8,22 +9,21 @@ from hexiopt.errors import InputError
 from hexiopt.files.huggingface import model_from_config
 from hexiopt.files.models.execution import TRAINED, execution_of
 from hexiopt.numbers.optimizers import ADAMW
-from hexiopt.plan.parallelism import ExpertParallel, Replica, SequenceParallel
+from hexiopt.plan.parallelism import ExpertParallel, SequenceParallel
 from hexiopt.plan.plan import Plan
-from hexiopt.plan.token_layout import misfit
 from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.execution import Execution, RouterRule
 from hexiopt.problem.form import LLAMA
 from hexiopt.problem.kinds import Attention, Channels, Dense, Experts, Mixer, Recurrent
+from hexiopt.problem.lora import OF_COLUMNS
 from hexiopt.problem.model import ModelSpec
-from hexiopt.problem.workload import FULL, Workload
+from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
-from runtime.mapping.model_parts import layer_kinds
-from runtime.mapping.moments import ADAFACTOR, RULES
-from runtime.mapping.parts import shards
 
+OPTIMIZERS = ("adamw", "adamw_bf16", "sgd", "momentum", "adafactor", "muon")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 _FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
+_FUSED_MLPS = ("granitemoehybrid",)
 _ROUTED = [name for name, facts in TRAINED.items() if "router" in facts]
 
 
@@ -43,8 +43,9 @@ def untrainable(
         )
     faults = chain(
         (f"model {model.name}: {fault}" for fault in _of_model(model, execution, document_masking)),
+        _of_adapters(execution, workload),
         _of_workload(workload, plan, any(kind.experts for kind in model.kinds)),
-        () if plan is None else _of_plan(model, workload, plan, document_masking),
+        () if plan is None else _of_plan(plan, document_masking),
     )
     return next(faults, None)
 
@@ -58,7 +59,7 @@ def _of_model(model: ModelSpec, execution: Execution, document_masking: bool) ->
             yield f"{name} {str(form[name]).lower()} cannot be trained; take a model with {str(value).lower()}"
     if model.extra_layers:
         yield "layers that predict further tokens cannot be trained; set their number in config.json to 0"
-    parts = dict.fromkeys(part for kind in layer_kinds(model) for part in kind.parts)
+    parts = dict.fromkeys(part for kind in model.kinds for part in kind.parts)
     for part in parts:
         for feature in _features(part):
             yield f"{feature} cannot be trained, only planned; take a model without"
@@ -127,74 +128,43 @@ def _is_as_read(model: ModelSpec) -> bool:
 def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> Iterator[str]:
     if workload.precision not in ("bf16", "fp32"):
         yield f"workload.precision: {workload.precision} cannot be trained; take bf16 or fp32"
-    if workload.optimizer not in RULES:
+    if workload.optimizer not in OPTIMIZERS:
         yield (
             f"workload.optimizer: {workload.optimizer} cannot be trained, only planned, as torch does not have it; "
-            f"take one of {', '.join(RULES)}"
+            f"take one of {', '.join(OPTIMIZERS)}"
         )
     if workload.adapters is not None and workload.adapters.frozen_storage.element_bytes is not None:
         yield (
             f"workload.lora.storage: {workload.adapters.storage} cannot be trained, only planned: products of such "
             "matrices need kernels of bitsandbytes or torchao, which training does not use; take 16bit"
         )
-    of_experts = ("training", workload.training, FULL), ("optimizer", workload.optimizer, ADAMW)
-    for name, value, only in of_experts if has_experts else ():
-        if value != only:
-            yield f"workload.{name}: {value} cannot be trained yet beside experts, only planned; take {only}"
+    if has_experts and workload.optimizer != ADAMW:
+        name = workload.optimizer
+        yield f"workload.optimizer: {name} cannot be trained yet beside experts, only planned; take {ADAMW}"
     if has_experts and workload.routing != "natural":
         yield f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
         yield "workload.sequence_parallel: false cannot be trained; take true"
 
 
-def _of_plan(model: ModelSpec, workload: Workload, plan: Plan, document_masking: bool) -> Iterator[str]:
-    kinds = layer_kinds(model)
-    mixers = list(dict.fromkeys(part for kind in kinds for part in kind.mixers))
-    attentions = [part for part in mixers if isinstance(part, Attention)]
-    recurrences = [part for part in mixers if isinstance(part, Recurrent)]
-    if plan.has_tensor_parallelism:
-        if any(part.qk_norm == "whole" for part in attentions):
-            yield (
-                f"model {model.name}: a norm of all heads together is not cut by tensor parallelism; plan with "
-                "space.max_tp=1"
-            )
-        if workload.optimizer == ADAFACTOR:
-            yield (
-                f"workload.optimizer: {ADAFACTOR} takes means of whole matrices, which this plan's tensor parallelism "
-                "cuts; plan with constraints.max_tp=1"
-            )
+def _of_adapters(execution: Execution, workload: Workload) -> Iterator[str]:
+    lora = workload.adapters
+    if lora is not None and execution.type in _FUSED_MLPS and OF_COLUMNS & set(lora.matrices):
+        yield (
+            f"workload.lora.targets: gate and up are one matrix in files of {execution.type}, where adapters of each "
+            "have no place; take attention"
+        )
+
+
+def _of_plan(plan: Plan, document_masking: bool) -> Iterator[str]:
     for p, pipeline in enumerate(plan.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            group, at = stage.parallelism, f"stage {s} of pipeline {p}"
-            for replica in group.replicas if plan.has_tensor_parallelism else ():
-                if not all(_has_whole_groups(part, replica, model) for part in recurrences):
+            at = f"stage {s} of pipeline {p}"
+            match stage.parallelism:
+                case ExpertParallel() as group if group.waves > 1:
+                    yield f"{at} has two waves, which cannot be trained, only planned; state one in the plan"
+                case SequenceParallel() if document_masking:
                     yield (
-                        f"model {model.name}: tensor parallelism cuts the groups that Mamba-2 norms together; plan "
-                        "with space.max_tp=1"
+                        f"train.document_masking: {at} has a sequence layout, whose attention knows no documents; "
+                        "plan with space.sequence=false, or leave out the masking"
                     )
-            match group:
-                case ExpertParallel() if group.waves > 1:
-                    yield f"{at} has two waves, which cannot be trained, only planned; take one"
-                case ExpertParallel() if 0 in group.shares:
-                    if not any(kind.experts for layers in stage.layers for kind in kinds[slice(*layers)]):
-                        yield f"{at} has devices for experts alone, and no layer with experts; give it one"
-                case SequenceParallel():
-                    heads = {(part.heads, part.kv_heads) for part in attentions}
-                    if recurrences or len(heads) > 1 or any(part.qk_dim != part.v_dim for part in attentions):
-                        yield (
-                            f"model {model.name}: a sequence layout needs layers that attend with equal heads, values "
-                            "as wide as keys; plan with space.sequence=false"
-                        )
-                    if wrong := misfit(group, workload.seq_len, model.num_heads):
-                        yield f"{at}: {wrong}"
-                    if document_masking:
-                        yield (
-                            f"train.document_masking: {at} has a sequence layout, whose attention knows no documents; "
-                            "plan with space.sequence=false, or leave out the masking"
-                        )
-
-
-def _has_whole_groups(part: Recurrent, replica: Replica, model: ModelSpec) -> bool:
-    """Whether each rank has whole groups of heads, which a norm needs that is of all of a group."""
-    size, cut = part.heads // part.groups, shards(model, len(replica.devices), replica.heads)
-    return part.delta or not part.norm or all(end % size == 0 for shard in cut for end in shard.share(part.heads))
