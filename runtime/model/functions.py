@@ -53,7 +53,8 @@ def exact(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Tensor:
-    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector.
+    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector. A
+    weight may have more dimensions, the last ones of x.
 
     With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
     """
@@ -67,7 +68,7 @@ def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
 
 
 def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """activation(x), times `up` if it is given. Keeps both, and nothing else."""
+    """activation(x), times `up` if it is given, in whose type it then is. Keeps both, and nothing else."""
     return applied(_Activated, activation, x, up)
 
 
@@ -101,7 +102,7 @@ class _RmsNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         (grad,) = grads
         normed = exact(x) * scale
-        of_weight = (grad * _as(x, normed)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        of_weight = (grad * _as(x, normed)).flatten(0, -1 - weight.ndim).sum(0) if ctx.needs_input_grad[1] else None
         inner = exact(grad) * (exact(weight) + 1) if ctx.is_unit else exact(grad * weight)
         # d(x·r)/dx with r = (mean(x²) + eps)^-1/2, whose own derivative is -x·r³ over the width.
         of_x = inner.sub_(normed.mul_((inner * normed).mean(-1, True))).mul_(scale)
@@ -130,8 +131,8 @@ class _Activated(torch.autograd.Function):
     def forward(ctx: Any, activation: str, x: Tensor, up: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, up)
         ctx.activation = activation
-        values = ACTIVATIONS[activation][0](x)
-        return values if up is None else values * up
+        activate, _ = ACTIVATIONS[activation]
+        return activate(x) if up is None else activate(_as(up, x)) * up
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None]:
@@ -139,7 +140,8 @@ class _Activated(torch.autograd.Function):
         activate, of_input = ACTIVATIONS[ctx.activation]
         if up is None:
             return None, of_input(grad, x), None
-        return None, of_input(grad * up, x), grad * activate(x)
+        wide = _as(up, x)
+        return None, _as(x, of_input(grad * up, wide)), grad * activate(wide)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -12,7 +12,7 @@ from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Recurrent
 from runtime.mapping.model_parts import RECURRENT, recurrent_projections
 from runtime.mapping.parts import RankShard
-from runtime.model.functions import exact, recomputed
+from runtime.model.functions import activated, exact, recomputed, rms_norm
 from runtime.model.projections import Weights, columns, row
 from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
 from runtime.model.tensor_parallel import RankTpGroup
@@ -52,11 +52,11 @@ class RecurrentPart:
         gate = of_name["z"].view(v.shape)
         if part.delta:
             found = delta_scan(part.chunk, v, exact(of_name["write"]).sigmoid(), steps * decays, k, q)
-            found = self._normed(own, found, part.value_dim) * functional.silu(exact(gate))
+            found = activated("silu", gate, self._normed(own, found, part.value_dim))
         else:
             steps = steps.clamp(*self._execution.step_limits)
-            found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
-            found = exact(found) * functional.silu(exact(gate))
+            found = mamba_scan(part.chunk, v, steps, decays, k, q) + exact(v) * own[f"{RECURRENT}.D"].unsqueeze(-1)
+            found = activated("silu", gate, found)
             if part.norm:
                 found = self._normed(own, found, part.heads // part.groups * part.value_dim)
         return found.to(inputs[0].dtype).flatten(2).transpose(0, 1)
@@ -67,7 +67,7 @@ class RecurrentPart:
 
     def _normed(self, own: Weights, x_bthv: Tensor, width: int) -> Tensor:
         """Root mean square norm of so many values together, all of them of the rank."""
-        groups, weight = exact(x_bthv).reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
-        scale = (groups.square().mean(-1, keepdim=True) + self._norm_eps).rsqrt()
+        groups, weight = x_bthv.reshape(*x_bthv.shape[:2], -1, width), own[f"{RECURRENT}.norm.weight"]
         # Of the delta rule every head has the same weights.
-        return (groups * scale).view(x_bthv.shape) * exact(weight).view(-1, x_bthv.shape[-1])
+        of_groups = weight if len(weight) == width else weight.view(-1, width)
+        return rms_norm(groups, of_groups, self._norm_eps).view(x_bthv.shape)
