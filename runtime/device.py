@@ -175,6 +175,15 @@ def take_attention(name: str, device: torch.device) -> None:
         raise InputError(f"train.attention: {name} cannot be loaded ({reason}); install it, or take auto") from None
 
 
+def check_async_tp(device: torch.device) -> None:
+    """Raises InputError where a device is no GPU, or cannot read the memory of another one of this machine."""
+    if device.type != "cuda":
+        raise InputError("train.async_tp: true needs GPUs, and this process computes on a CPU; take false")
+    for other in range(num_gpus()):
+        if other != device.index and not torch.cuda.can_device_access_peer(device.index, other):
+            raise InputError(f"train.async_tp: GPU {device.index} cannot read the memory of GPU {other}; take false")
+
+
 def usable_gpu(index: int) -> bool:
     """Whether this process can compute on a GPU: it is there, and takes a tensor."""
     try:
