@@ -209,7 +209,8 @@ class _Products(torch.autograd.Function):
         adapted = [k for k, down in enumerate(downs) if down is not None]
         first = [downs[k].to(x.dtype) for k in adapted]
         made = _multiplied(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
-        products, inners = made[:count], list[Tensor | None]([None] * count)
+        products = made[:count]
+        inners: list[Tensor | None] = [None] * count
         for k, inner in zip(adapted, made[count:], strict=True):
             inners[k] = inner.mul_(scale)
             products[k].flatten(0, 1).addmm_(inner.flatten(0, 1), ups[k].to(x.dtype).t())
