@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -158,6 +159,16 @@ def fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
 
 
+def fused_kernel(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> SDPBackend | None:
+    """The kernel that attention of these, [samples, heads, tokens, numbers], takes where `fused_attention` asks for it;
+    None: their device has none, or torch chooses."""
+    if not has_flash_attention(q.device, q.dtype, q.shape[-1]):
+        return None
+    facts = SDPAParams(q, k, v, None, 0.0, is_causal, False)
+    is_cudnn = current_flash_attention_impl() is None and can_use_cudnn_attention(facts)
+    return SDPBackend.CUDNN_ATTENTION if is_cudnn else SDPBackend.FLASH_ATTENTION
+
+
 def take_attention(name: str, device: torch.device) -> None:
     """From now on attention of this process takes the kernels of that name: `auto` as `fused_attention` says, `fa3` or
     `fa4` FlashAttention-3 or -4 (Shah et al., arXiv 2407.08608) wherever flash attention runs.
@@ -173,6 +184,15 @@ def take_attention(name: str, device: torch.device) -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"train.attention: {name} cannot be loaded ({reason}); install it, or take auto") from None
+
+
+def check_async_tp(device: torch.device) -> None:
+    """Raises InputError where a device is no GPU, or cannot read the memory of another one of this machine."""
+    if device.type != "cuda":
+        raise InputError("train.async_tp: true needs GPUs, and this process computes on a CPU; take false")
+    for other in range(num_gpus()):
+        if other != device.index and not torch.cuda.can_device_access_peer(device.index, other):
+            raise InputError(f"train.async_tp: GPU {device.index} cannot read the memory of GPU {other}; take false")
 
 
 def usable_gpu(index: int) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _symmetric_memory
 from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 
 from hexiopt.cost.executors.communicators import Channels
@@ -55,6 +56,26 @@ def join_world(
         timeout=timedelta(seconds=_first_s(timeout_s, device)),
         pg_options=_options(device, WORLD_CHANNELS),
     )
+
+
+def gathered_products(
+    x: Tensor, matrices: Sequence[Tensor], group: dist.ProcessGroup, returns_whole: bool = False
+) -> tuple[Tensor | None, list[Tensor]]:
+    """All ranks' rows [T, ...] of which each gives as many [t, ...], if asked for, and their products with matrices
+    [inputs, outputs]. GPUs read each other's memory, a part at a time, and multiply what has come meanwhile."""
+    symmetric = torch.ops.symm_mem.fused_all_gather_matmul
+    gather = symmetric if x.is_cuda else _symmetric_memory._fused_all_gather_matmul_fallback
+    whole, products = gather(x.contiguous(), list(matrices), 0, group.group_name, return_A=returns_whole)
+    return whole, products
+
+
+def scattered_product(x: Tensor, matrix: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The ranks' sum of products of rows [T, ...] with a matrix [inputs, outputs], of which each keeps as many rows
+    [t, ...]. GPUs send what is done while they multiply the rest."""
+    symmetric = torch.ops.symm_mem.fused_matmul_reduce_scatter
+    scatter = symmetric if x.is_cuda else _symmetric_memory._fused_matmul_reduce_scatter_fallback
+    product: Tensor = scatter(x.contiguous(), matrix, "sum", 0, group.group_name)
+    return product
 
 
 def host_group(timeout_s: float) -> dist.ProcessGroup:

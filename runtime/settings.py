@@ -45,9 +45,10 @@ class Settings:
 
     A checkpoint is written every `checkpoint_every` steps and at the end; the last `keep_checkpoints` stay. No message
     or collective waits longer than `timeout_s`. Layers are compiled if `compile_layers` is true or, where it is None,
-    on GPUs; `attention` names its kernels, as `take_attention` has them. A process is lost when it gives no sign of
-    life for `silence_s`, or for as long as five steps usually take.
-    Where there is a `separator`, the token with which documents end, attention keeps to documents.
+    on GPUs; `attention` names its kernels, as `take_attention` has them. With `async_tp`, GPUs of a TP group that have
+    equally many tokens multiply while they exchange them. A process is lost when it gives no sign of life for
+    `silence_s`, or for as long as five steps usually take. Where there is a `separator`, the token with which documents
+    end, attention keeps to documents.
 
     The `validation_share` of the sequences of its text, the last ones, is not trained on. At the start, every
     `validation_every` steps and at the end, the loss of at most `validation_batches` global batches of them, or of the
@@ -67,6 +68,7 @@ class Settings:
     timeout_s: float = 60.0
     compile_layers: bool | None = None
     attention: str = "auto"
+    async_tp: bool = False
     silence_s: float = 15.0
     separator: int | None = None
     validation_share: float = 0.0

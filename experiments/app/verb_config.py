@@ -196,6 +196,8 @@ class TrainConfig(_ADAM, _EXPERTS, _SETTINGS):  # type: ignore[misc, valid-type]
 
     `compile_layers` compiles the layers by torch.compile; null means on GPUs only. `attention`: `auto` takes the
     fastest fused kernel that torch has for the GPU, `fa3` or `fa4` FlashAttention-3 or -4, if its package is there.
+    `async_tp` fuses the products of a TP group with its collectives (asynchronous tensor parallelism); it needs GPUs
+    that read each other's memory.
 
     `profile` is the cluster file that `profile` wrote of this machine, measured with as many processes as the plan has
     devices; the measured step then stands beside one predicted for this machine, and not for the plan's GPUs.

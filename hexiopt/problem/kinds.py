@@ -5,6 +5,7 @@ Widths are in elements, `hidden_size` is the model's.
 """
 
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import Any, ClassVar
 
 from hexiopt.checks import flag_in, is_whole
@@ -149,6 +150,22 @@ class Recurrent(Part):
         inside = self.chunk * (self.key_dim * key_heads + self.value_dim * self.heads)
         system = self.chunk * self.key_dim * self.heads if self.delta else 0
         return inside + system + 4 * self.key_dim * self.value_dim * self.heads
+
+    @property
+    def scan_elements(self) -> int:
+        """FP32 elements a token and head that the backward of the scan holds (`runtime/model/scans.py`): what it makes,
+        values, keys and queries as they are multiplied, a chunk's matrices, a state, and steps, decays and writes."""
+        state = ceil(self.key_dim * self.value_dim / self.chunk)
+        if self.delta:
+            return 4 * self.value_dim + 8 * self.key_dim + 5 * self.chunk + 8 + state
+        return 4 * self.value_dim + 4 * self.key_dim + 3 * self.chunk + 5 + state
+
+    @property
+    def moment_elements(self) -> int:
+        """FP32 elements a token and head that this backward makes for a moment beside them: of its gated norm, or the
+        gradients of a chunk's matrices. Counted in `tests/experiments/lab/test_scan_memory.py`."""
+        inside = self.chunk + 3 * self.value_dim + 2 * self.key_dim * self.delta
+        return max(6 * self.value_dim, inside)
 
 
 @dataclass(frozen=True, kw_only=True)

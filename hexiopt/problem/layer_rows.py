@@ -134,16 +134,24 @@ class _Rows:
         value = Split(state_heads=part.value_dim)
         rows = [
             LayerOperator(
-                name="recurrent inward", weights=scanned.times(self.hidden), vectors=scanned.times(part.bias)
+                name="recurrent inward",
+                weights=scanned.times(self.hidden),
+                vectors=scanned.times(part.bias),
+                stores=scanned,
             ),
             LayerOperator(
                 name="convolution",
                 vectors=mixed.times(part.conv + part.conv_bias),
                 moves=mixed.times(2),
-                stores=mixed.times(2),
+                remakes=mixed,
             ),
             # Decay and step of a head, and where there is no delta rule its direct path.
-            LayerOperator(name="scan", after=True, vectors=Split(state_heads=2 if part.delta else 3), stores=value),
+            LayerOperator(
+                name="scan",
+                after=True,
+                vectors=Split(state_heads=2 if part.delta else 3),
+                remakes_exact=Split(state_heads=part.scan_elements),
+            ),
         ]
         if part.norm:
             weights = Split(part.value_dim) if part.delta else value
@@ -152,8 +160,8 @@ class _Rows:
                 after=True,
                 vectors=weights.times(self.form.norm_vectors),
                 moves=value.times(c.NORM_PASSES + 1),
-                stores=value.times(2),
-                statistics=Split(state_heads=self.statistics),
+                # With a statistic of each head, or of each group.
+                remakes_exact=Split(state_heads=part.value_dim + part.delta, state_groups=not part.delta),
             )
             rows.append(gated)
         outward = LayerOperator(
@@ -162,6 +170,7 @@ class _Rows:
             weights=value.times(self.hidden),
             vectors=Split(part.bias * self.hidden),
             casts=value,
+            stores=value,
         )
         return [*rows, outward]
 

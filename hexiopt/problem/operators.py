@@ -90,9 +90,11 @@ class LayerOperator:
     `weights` are those of one matrix product, with two FLOPs a token each; `vectors` are the parameters of norms and
     biases. `moves` counts elements that an element-wise kernel reads or writes, `casts` elements of its output that
     matrix products read. For the backward it stores `stores` elements in the width of activations, `stores_cast` in the
-    width of what products read, and `statistics` in FP32. Sequence parallelism divides the tokens of `divided`
-    operators. `after` marks operators after attention. The amounts of `routed` operators, weights aside, are for one
-    of the copies of a token that go to an expert, and their weights have a part for each expert.
+    width of what products read, and `statistics` in FP32. What it does not store, its backward makes anew: `remakes`
+    elements in the width of activations, and `remakes_exact` in FP32, all of a layer's at once. Sequence parallelism
+    divides the tokens of `divided` operators. `after` marks operators after attention. The amounts of `routed`
+    operators, weights aside, are for one of the copies of a token that go to an expert, and their weights have a part
+    for each expert.
     """
 
     name: str
@@ -104,6 +106,8 @@ class LayerOperator:
     stores: Split = _NONE
     stores_cast: Split = _NONE
     statistics: Split = _NONE
+    remakes: Split = _NONE
+    remakes_exact: Split = _NONE
     divided: bool = False
     routed: bool = False
 
@@ -131,12 +135,16 @@ class Product(NamedTuple):
 
 class LayerShare(NamedTuple):
     """What a rank of a TP group has of a layer: its matrix products, the sums of all but parameters, and those of
-    operators on copies of tokens that experts take; the number of element-wise kernels."""
+    operators on copies of tokens that experts take; the number of element-wise kernels; what backwards make anew per
+    token, in elements of the width of activations and of FP32; and what follows the last operator that does so."""
 
     products: tuple[Product, ...]
     elementwise: tuple[ElementwiseShare, ...]
     routed: ElementwiseShare
     kernels: int
+    remakes: int
+    remakes_exact: int
+    following: tuple[ElementwiseShare, ...]
 
 
 @dataclass(frozen=True)
@@ -224,13 +232,13 @@ class Layer:
     def _share(self, shard: Shard) -> LayerShare:
         whole = [row for row in self.operators if not row.routed]
         products = [Product(row.after, weights, row.divided) for row in whole if (weights := row.weights.on(shard))]
-        groups = [
-            _elementwise([row for row in whole if (row.after, row.divided) == (after, divided)], after, divided, shard)
-            for after, divided in product((False, True), repeat=2)
-        ]
         routed = _elementwise([row for row in self.operators if row.routed], True, False, shard)
         kernels = sum(row.moves != _NONE for row in self.operators)
-        return LayerShare(tuple(products), tuple(groups), routed, kernels)
+        remakes, exact = (_sum(map(attrgetter(name), whole)).on(shard) for name in ("remakes", "remakes_exact"))
+        end = max([at for at, row in enumerate(whole, 1) if row.remakes_exact != _NONE], default=len(whole))
+        return LayerShare(
+            tuple(products), _groups(whole, shard), routed, kernels, remakes, exact, _groups(whole[end:], shard)
+        )
 
 
 def groups_on_rank(heads: int, groups: int, tp: int) -> int:
@@ -246,6 +254,13 @@ def groups_on_rank(heads: int, groups: int, tp: int) -> int:
             most = max(most, (end - 1) // size - start // size + 1)
         start = end
     return most
+
+
+def _groups(rows: Sequence[LayerOperator], shard: Shard) -> tuple[ElementwiseShare, ...]:
+    return tuple(
+        _elementwise([row for row in rows if (row.after, row.divided) == (after, divided)], after, divided, shard)
+        for after, divided in product((False, True), repeat=2)
+    )
 
 
 def _elementwise(rows: Sequence[LayerOperator], after: bool, divided: bool, shard: Shard) -> ElementwiseShare:

@@ -67,7 +67,8 @@ class AttentionPart:
         q, k, v = _heads(q, part.qk_dim * (1 + part.gated)), _heads(k, part.qk_dim), _heads(v, part.v_dim)
         if part.gated:
             q, gate = q.chunk(2, dim=-1)
-            gate = gate.flatten(2)
+            # A view of queries would keep their gates for the backward.
+            q, gate = q.contiguous(), gate.flatten(2)
         if part.qk_norm == "head":
             q, k = self._normed(own, "q_norm", q), self._normed(own, "k_norm", k)
         if self._rope is not None:

@@ -53,7 +53,8 @@ def exact(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Tensor:
-    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector.
+    """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector. A
+    weight may have more dimensions, the last ones of x.
 
     With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
     """
@@ -67,7 +68,7 @@ def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
 
 
 def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """activation(x), times `up` if it is given. Keeps both, and nothing else."""
+    """activation(x), times `up` if it is given, in whose type it then is. Keeps both, and nothing else."""
     return applied(_Activated, activation, x, up)
 
 
@@ -119,7 +120,7 @@ def norm_gradients(
     (g - n · mean(g · n)) · scale.
     """
     normed = exact(x) * scale
-    of_weight = (grad * as_type_of(x, normed)).flatten(0, -2).sum(0) if is_trained else None
+    of_weight = (grad * as_type_of(x, normed)).flatten(0, -1 - weight.ndim).sum(0) if is_trained else None
     return normed, exact(grad) * (exact(weight) + 1) if is_unit else exact(grad * weight), of_weight
 
 
@@ -145,8 +146,8 @@ class _Activated(torch.autograd.Function):
     def forward(ctx: Any, activation: str, x: Tensor, up: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, up)
         ctx.activation = activation
-        values = ACTIVATIONS[activation][0](x)
-        return values if up is None else values * up
+        activate, _ = ACTIVATIONS[activation]
+        return activate(x) if up is None else activate(as_type_of(up, x)) * up
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None]:
@@ -154,7 +155,8 @@ class _Activated(torch.autograd.Function):
         activate, of_input = ACTIVATIONS[ctx.activation]
         if up is None:
             return None, of_input(grad, x), None
-        return None, of_input(grad * up, x), grad * activate(x)
+        wide = as_type_of(up, x)
+        return None, as_type_of(x, of_input(grad * up, wide)), grad * activate(wide)
 
 
 class _Recomputed(torch.autograd.Function):

@@ -14,7 +14,7 @@ from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Recurrent
 from runtime.mapping.model_parts import RECURRENT, recurrent_projections
 from runtime.mapping.parts import RankShard
-from runtime.model.functions import exact, recomputed
+from runtime.model.functions import activated, exact, recomputed, rms_norm
 from runtime.model.projections import Weights, columns, row
 from runtime.model.scans import causal_convolution, delta_scan, mamba_scan
 from runtime.model.tensor_parallel import RankTpGroup
@@ -55,11 +55,11 @@ class RecurrentPart:
         gate = of_name["z"].view(v.shape)
         if part.delta:
             found = delta_scan(part.chunk, v, exact(of_name["write"]).sigmoid(), steps * decays, k, q)
-            found = self._normed(own, found) * functional.silu(exact(gate))
+            found = activated("silu", gate, self._normed(own, found))
         else:
             steps = steps.clamp(*self._execution.step_limits)
-            found = mamba_scan(part.chunk, v, steps, decays, k, q) + v * own[f"{RECURRENT}.D"].unsqueeze(-1)
-            found = exact(found) * functional.silu(exact(gate))
+            found = mamba_scan(part.chunk, v, steps, decays, k, q) + exact(v) * own[f"{RECURRENT}.D"].unsqueeze(-1)
+            found = activated("silu", gate, found)
             if part.norm:
                 found = self._normed(own, found)
         return found.to(inputs[0].dtype).flatten(2).transpose(0, 1)
@@ -75,18 +75,18 @@ class RecurrentPart:
 
     def _normed(self, own: Weights, x_bthv: Tensor) -> Tensor:
         """Root mean square norm of the values of a head with the delta rule, else of those of a group together."""
-        x, part, eps = exact(x_bthv), self._part, self._norm_eps
+        part, eps, weight = self._part, self._norm_eps, own[f"{RECURRENT}.norm.weight"]
         width = part.value_dim * (1 if part.delta else part.heads // part.groups)
-        if self._cuts_norms:
-            of_heads = x.square().sum(-1)
-            of_groups = [of_heads[:, :, first:end].sum(-1) for first, end in self._spans]
-            sums = self._tp.summed(torch.stack(of_groups, -1))
-            normed = x * (sums[:, :, self._groups].unsqueeze(-1) / width + eps).rsqrt()
-        else:
-            groups = x.reshape(*x.shape[:2], -1, width)
-            normed = (groups * (groups.square().mean(-1, keepdim=True) + eps).rsqrt()).view(x.shape)
-        # Of the delta rule every head has the same weights.
-        return normed * exact(own[f"{RECURRENT}.norm.weight"]).view(-1, x.shape[-1])
+        if not self._cuts_norms:
+            # Of the delta rule every head has the same weights.
+            of_groups = weight if len(weight) == width else weight.view(-1, width)
+            return rms_norm(x_bthv.reshape(*x_bthv.shape[:2], -1, width), of_groups, eps).view(x_bthv.shape)
+        x = exact(x_bthv)
+        of_heads = x.square().sum(-1)
+        squares = [of_heads[:, :, first:end].sum(-1) for first, end in self._spans]
+        sums = self._tp.summed(torch.stack(squares, -1))
+        normed = x * (sums[:, :, self._groups].unsqueeze(-1) / width + eps).rsqrt()
+        return normed * exact(weight).view(-1, x.shape[-1])
 
 
 def _heads(x: Tensor, dim: int) -> Tensor:

@@ -1,7 +1,9 @@
 """Recurrences over a sequence, in chunks of tokens: products inside a chunk, and states from chunk to chunk.
 
-Sums are in max(float32, type of the inputs). Shapes: B samples, T tokens, h heads, K the width of keys and queries and
-that of a state's rows, V the width of a head's values.
+Sums and outputs are in max(float32, type of the inputs). Chunks come first, each contiguous, so that no product copies
+what it reads: what autograd keeps is what the memory model counts (`recurrent` in `hexiopt/problem/layer_rows.py`).
+Shapes: B samples, T tokens, h heads, K the width of keys and queries and that of a state's rows, V the width of a
+head's values.
 """
 
 from math import sqrt
@@ -23,13 +25,13 @@ def mamba_scan(
     values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_bthk, queries_bthk)
     logs = (steps * exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
-    inside = (queries @ keys.mT * _decay(logs)).tril() @ values
+    inside = queries @ keys.mT * _decay(logs) @ values
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
     left, read = logs[..., -1].exp()[..., None, None], queries * logs.exp().unsqueeze(-1)
-    state, outputs = torch.zeros_like(made[:, 0]), []
-    for n in range(made.shape[1]):
-        outputs.append(inside[:, n] + read[:, n] @ state)
-        state = left[:, n] * state + made[:, n]
+    state, outputs = torch.zeros_like(made[0]), []
+    for own, query, rest, more in zip(inside, read, left, made, strict=True):
+        outputs.append(own + query @ state)
+        state = rest * state + more
     return _joined(outputs, values_bthv)
 
 
@@ -44,18 +46,18 @@ def delta_scan(
     """
     values, writes, logs, keys, queries = _chunked(chunk, values_bthv, writes_bth, logs_bth, keys_bthk, queries_bthk)
     keys, queries, logs = _unit(keys), _unit(queries) / sqrt(queries.shape[-1]), logs.cumsum(-1)
-    decay, written = _decay(logs), keys * writes.unsqueeze(-1)
+    decay, since, written = _decay(logs), logs.exp().unsqueeze(-1), keys * writes.unsqueeze(-1)
     system = (written @ keys.mT * decay).tril(-1)
-    wanted = torch.cat([values * writes.unsqueeze(-1), written * logs.exp().unsqueeze(-1)], dim=-1)
+    wanted = torch.cat([values * writes.unsqueeze(-1), written * since], dim=-1)
     solved = torch.linalg.solve_triangular(_with_ones(system), wanted, upper=False, unitriangular=True)
     fresh, stale = solved.split_with_sizes([values.shape[-1], keys.shape[-1]], dim=-1)
-    inside, read = (queries @ keys.mT * decay).tril(), queries * logs.exp().unsqueeze(-1)
+    inside, read = queries @ keys.mT * decay, queries * since
     kept, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
-    state, outputs = keys.new_zeros(*keys[:, 0].shape[:2], keys.shape[-1], values.shape[-1]), []
-    for n in range(values.shape[1]):
-        change = fresh[:, n] - stale[:, n] @ state
-        outputs.append(read[:, n] @ state + inside[:, n] @ change)
-        state = left[:, n] * state + kept[:, n].mT @ change
+    state, outputs = keys.new_zeros(*keys.shape[1:3], keys.shape[-1], values.shape[-1]), []
+    for new, old, query, pairs, key, rest in zip(fresh, stale, read, inside, kept, left, strict=True):
+        change = new - old @ state
+        outputs.append(query @ state + pairs @ change)
+        state = rest * state + key.mT @ change
     return _joined(outputs, values_bthv)
 
 
@@ -64,20 +66,23 @@ def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None)
     width = weight_c1k.shape[-1]
     if not x_btc.shape[-1]:
         return x_btc
-    padded = functional.pad(x_btc.transpose(1, 2), (width - 1, 0))
-    return functional.silu(functional.conv1d(padded, weight_c1k, bias_c, groups=len(weight_c1k))).transpose(1, 2)
+    # Padded at both ends by the convolution itself: a copy padded at the first would be kept for the backward.
+    found = functional.conv1d(x_btc.transpose(1, 2), weight_c1k, bias_c, padding=width - 1, groups=len(weight_c1k))
+    return functional.silu(found[:, :, : x_btc.shape[1]]).transpose(1, 2)
 
 
 def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
-    """[B, T, n, ...] as [B, chunks, n, chunk, ...]; tokens after the last are zero, which decays and writes nothing."""
+    """[B, T, n, ...] as [chunks, B, n, chunk, ...]; tokens after the last are zero, which decays and writes nothing."""
     missing = -of_tokens[0].shape[1] % chunk
     padded = (functional.pad(exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
-    return [x.unflatten(1, (-1, chunk)).transpose(2, 3) for x in padded]  # type: ignore[no-untyped-call]
+    whole = (x.unflatten(1, (-1, chunk)) for x in padded)  # type: ignore[no-untyped-call]
+    return [x.transpose(2, 3).transpose(0, 1).contiguous() for x in whole]
 
 
 def _decay(logs: Tensor) -> Tensor:
-    """What is left at each token of what each earlier one of its chunk wrote."""
-    return (logs.unsqueeze(-1) - logs.unsqueeze(-2)).tril().exp()
+    """What is left at each token of what each earlier one of its chunk wrote; of later ones nothing."""
+    later = logs.new_full((logs.shape[-1],) * 2, -torch.inf).triu(1)
+    return (logs.unsqueeze(-1) - logs.unsqueeze(-2) + later).exp()
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -90,4 +95,4 @@ def _with_ones(system: Tensor) -> Tensor:
 
 def _joined(outputs: list[Tensor], like_bthv: Tensor) -> Tensor:
     """Outputs of chunks [B, h, chunk, V] one after another, without tokens after the last."""
-    return torch.cat(outputs, dim=2)[:, :, : like_bthv.shape[1]].transpose(1, 2).to(like_bthv.dtype)
+    return torch.cat(outputs, dim=2)[:, :, : like_bthv.shape[1]].transpose(1, 2)

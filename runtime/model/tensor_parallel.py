@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from runtime.mapping.parts import Range
 from runtime.model.functions import applied, applied_all
+from runtime.network import gathered_products, scattered_product
 from runtime.saved import count_saved
 
 AdapterMatrices = tuple[Tensor, Tensor]
@@ -64,13 +65,20 @@ class LateProducts:
 @dataclass(frozen=True, eq=False)
 class RankTpGroup:
     """A rank's TP group: `tokens` of every rank. Without a `group` there is one rank, which needs no other. Where
-    backwards are split, `late` has what they put off. Products with adapters have the same `adapter_scale`."""
+    backwards are split, `late` has what they put off. Products with adapters have the same `adapter_scale`. With
+    `is_async` products are computed beside the collectives that they wait for, where ranks have equally many tokens."""
 
     rank: int
     tokens: tuple[Range, ...]
     group: dist.ProcessGroup | None = None
     late: LateProducts | None = None
     adapter_scale: float = 0.0
+    is_async: bool = False
+
+    @property
+    def fused(self) -> dist.ProcessGroup | None:
+        """The group, where products are fused with its collectives."""
+        return self.group if self.is_async and len({end - start for start, end in self.tokens}) == 1 else None
 
     @property
     def own(self) -> Range:
@@ -100,6 +108,9 @@ class RankTpGroup:
     def rows(self, x_tbn: Tensor, weight: Tensor, adapter: AdapterMatrices | None = None) -> Tensor:
         """The product with a matrix cut in columns of its weight, and with its adapter, if any, whose A is cut
         likewise, summed over ranks: one's own tokens [t, B, H]."""
+        if self.fused is not None and adapter is None:
+            summed: Tensor = together(_SummedProduct, x_tbn, weight, self)
+            return summed
         (product,) = applied_all(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
         return self.scatter(product)
 
@@ -200,15 +211,14 @@ class _Products(torch.autograd.Function):
         ctx.biased = [is_trained and bias is not None for bias in biases]
         ctx.late, ctx.matrices = late, [*weights, *downs] if late is not None else []
         ctx.is_trained, ctx.scale = is_trained, scale
-        whole = x if ctx.tp is None else gathered(x, ctx.tp)
-        products, inners = [], []
-        for weight, bias, down, up in zip(weights, biases, downs, ups, strict=True):
-            product, inner = functional.linear(whole, weight, bias), None
-            if down is not None:
-                inner = functional.linear(whole, down.to(x.dtype)).mul_(scale)
-                product.flatten(0, 1).addmm_(inner.flatten(0, 1), up.to(x.dtype).t())
-            products.append(product)
-            inners.append(inner)
+        adapted = [k for k, down in enumerate(downs) if down is not None]
+        first = [downs[k].to(x.dtype) for k in adapted]
+        made = _multiplied(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
+        products = made[:count]
+        inners: list[Tensor | None] = [None] * count
+        for k, inner in zip(adapted, made[count:], strict=True):
+            inners[k] = inner.mul_(scale)
+            products[k].flatten(0, 1).addmm_(inner.flatten(0, 1), ups[k].to(x.dtype).t())
         reads = is_trained or any(down is not None for down in downs)
         ctx.save_for_backward(x if reads else None, *weights, *downs, *ups, *inners)
         return tuple(products)
@@ -250,6 +260,42 @@ class _Products(torch.autograd.Function):
         of_biases = [grad.sum(dim=0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
         of_x = of_x if scattering is None else scattering()
         return of_x, None, None, None, None, *of_matrices[:count], *of_biases, *of_matrices[count:], *of_ups
+
+
+def _multiplied(
+    x: Tensor, tp: RankTpGroup | None, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """The products with matrices, and their biases, of all tokens; if there is a `tp`, x has one's own alone."""
+    if tp is None or tp.fused is None:
+        whole = x if tp is None else gathered(x, tp)
+        return [functional.linear(whole, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+    _, products = gathered_products(x, [matrix.t() for matrix in matrices], tp.fused)
+    return [product if bias is None else product + bias for product, bias in zip(products, biases, strict=True)]
+
+
+class _SummedProduct(torch.autograd.Function):
+    """The product with a matrix cut in columns of its weight, fused with its sum over ranks, and its backward with what
+    it gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: RankTpGroup) -> Tensor:
+        assert tp.fused is not None
+        ctx.tp, ctx.weight = tp, weight
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        return scattered_product(x, weight.t(), tp.fused)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        whole, (of_x,) = gathered_products(grads[0], [weight], ctx.tp.fused, returns_whole=x is not None)
+        if x is None or whole is None:
+            return of_x, None, None
+        grad, late = whole.flatten(0, 1), ctx.tp.late
+        if late is None or not late.takes(ctx.weight):
+            return of_x, grad.t().mm(x.flatten(0, 1)), None
+        held = count_saved(x, grad)
+        late.put(ctx.weight, partial(_add_products, x, None, [(grad, ctx.weight)], held))
+        return of_x, None, None
 
 
 def _add_products(

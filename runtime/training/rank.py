@@ -18,7 +18,7 @@ from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import gpu_peak_bytes, steps_ahead, take_attention, taken_device
+from runtime.device import check_async_tp, gpu_peak_bytes, steps_ahead, take_attention, taken_device
 from runtime.events import Event
 from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
@@ -57,6 +57,8 @@ def run_rank(
         world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
         device = taken_device(run.device, gpu, world_size)
         take_attention(run.settings.attention, device)
+        if run.settings.async_tp:
+            check_async_tp(device)
         store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
         join_world(device, rank, world_size, timeout_s, store=store, interface=interface)

@@ -92,7 +92,8 @@ class Trainee:
         match executor.sequence:
             case None:
                 tokens = tuple(own for (own,) in executor.tokens(seq_len))
-                tp = RankTpGroup(at, tokens, groups.of(executor.ranks), LateProducts() if splits else None, scale)
+                late, is_async = LateProducts() if splits else None, settings.async_tp and device.type == "cuda"
+                tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale, is_async)
             case layout:
                 tp = RankTpGroup(0, reads, adapter_scale=scale)
                 attend = partial(SequenceAttention, layout, rank, groups, device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from operator import attrgetter, mul
 from typing import Generic
 
@@ -46,11 +47,12 @@ class MicroBatchShare(Generic[Amount]):
 @dataclass(frozen=True)
 class Activations(Generic[Amount]):
     """Bytes for one micro-batch: what a layer without recompute stores outside attention's internals, these internals,
-    a layer's input; what final norm, embedding (`token_ids`) and loss store; logits; buffers; and a message between
-    stages."""
+    what the backward of a recurrence makes anew beyond what it has let go of; a layer's input; what final norm,
+    embedding (`token_ids`) and loss store; logits; buffers; and a message between stages."""
 
     layer: Amount
     internals: Amount
+    remade: Amount
     layer_input: Amount
     final_norm: Amount
     token_ids: Amount
@@ -95,10 +97,15 @@ class Activations(Generic[Amount]):
         for row in on_rank.elementwise:
             layer = layer + (share.between if row.divided else share.tokens) * stored_bytes(row)
         layer = layer + share.routed * stored_bytes(on_rank.routed)
-        if rows.kind.recurrent:  # FP32 states between chunks
-            recurrent = rows.kind.recurrent
-            states = shard.state_heads * recurrent.key_dim * recurrent.value_dim / recurrent.chunk
-            layer = layer + share.tokens * (c.ACCUMULATOR_BYTES * states)
+        remade = moment = 0.0 * layer
+        if recurrent := rows.kind.recurrent:
+            scanned = share.tokens * (ceil(workload.seq_len / recurrent.chunk) * recurrent.chunk / workload.seq_len)
+            moment = scanned * float(c.ACCUMULATOR_BYTES * shard.state_heads * recurrent.moment_elements)
+            remade = scanned * float(width * on_rank.remakes + c.ACCUMULATOR_BYTES * on_rank.remakes_exact)
+            # Of what follows, the backward has let go by then.
+            remade = remade - share.routed * stored_bytes(on_rank.routed)
+            for row in on_rank.following:
+                remade = remade - (share.between if row.divided else share.tokens) * stored_bytes(row)
         if (lora := workload.adapters) is not None:
             beyond = stored_elements(model, rows.kind, lora, shard)
             layer = layer + width * (share.between * beyond.hidden + share.tokens * beyond.inner)
@@ -134,6 +141,7 @@ class Activations(Generic[Amount]):
         return cls(
             layer=layer,
             internals=internals,
+            remade=at_least(0.0, remade),
             layer_input=share.between * (width * float(hidden)),
             final_norm=share.between * float(final_norm),
             # The row of the matrix that a token reads, and, where TP divides the matrix, whether the rank holds it.
@@ -142,7 +150,7 @@ class Activations(Generic[Amount]):
             # Logits until the loss has read them, then their gradient, of a micro-batch or chunk at a time; of a chunk
             # both at once, with the FP32 scores between them.
             logits=logits,
-            buffers=buffers + share.travelling,
+            buffers=buffers + share.travelling + moment,
             message=share.between * workload.message_bytes(hidden),
         )
 
@@ -155,13 +163,13 @@ class Activations(Generic[Amount]):
         return self.layer + self.internals if policy == "none" else self.layer
 
     def working_set(self, policy: str, last: bool = False, together: int = 1) -> Amount:
-        """Bytes that a layer, or so many layers `together`, holds during its recomputation besides what is stored. On
-        the last stage the head's backward has freed what the final norm stored by then."""
-        working = 0.0 * self.internals
+        """Bytes that a layer, or so many layers `together`, holds in its backward besides what is stored. On the last
+        stage the head's backward has freed what the final norm stored by then."""
+        working = self.remade
         if policy == "full":
-            working = together * (self.layer + self.internals) - self.layer_input
+            working = together * (self.layer + self.internals) - self.layer_input + self.remade
         elif policy == "selective":
-            working = self.internals
+            working = at_least(self.remade, self.internals)
         return at_least(0.0, working - self.final_norm) if last else working
 
     def of_range(self, layers: Mapping[str, int], first: bool, last: bool) -> Amount:
@@ -192,6 +200,8 @@ class Activations(Generic[Amount]):
 
 
 def mean(kinds: Sequence[Activations[float]], shares: Sequence[float]) -> Activations[float]:
-    """Bytes of the mean layer, where `shares` of the layers are of each of `kinds`; buffers of the kind with most."""
+    """Bytes of the mean layer, where `shares` of the layers are of each of `kinds`; buffers, and what a backward makes
+    anew, of the kind with most."""
     layer, internals = (sum(map(mul, shares, map(attrgetter(name), kinds))) for name in ("layer", "internals"))
-    return replace(kinds[0], layer=layer, internals=internals, buffers=max(kind.buffers for kind in kinds))
+    remade, buffers = (max(map(attrgetter(name), kinds)) for name in ("remade", "buffers"))
+    return replace(kinds[0], layer=layer, internals=internals, remade=remade, buffers=buffers)

@@ -26,7 +26,7 @@ LAYERS = 7
 def _problem(rng: random.Random) -> Problem:
     kinds = rng.choice(((DENSE_LAYER, EXPERT_LAYER), (EXPERT_LAYER, KINDS[6], KINDS[7]), KINDS[:4]))
     layers = [kinds[0], *rng.choices(kinds, k=LAYERS - 1)]
-    small = cluster(("a", "fast", 2), ("b", "slow", 2), fast_gib=rng.uniform(1.2, 3), slow_gib=rng.uniform(1.0, 2.5))
+    small = cluster(("a", "fast", 2), ("b", "slow", 2), fast_gib=rng.uniform(0.8, 3), slow_gib=rng.uniform(0.6, 2.5))
     return Problem(small, model_of(*layers), Workload(global_batch=8, seq_len=4096, schedule="1f1b"))
 
 
