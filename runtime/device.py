@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import (
     SDPBackend,
     activate_flash_attention_impl,
@@ -157,16 +156,6 @@ def fused_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     if current_flash_attention_impl() is not None:
         return sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
-
-
-def fused_kernel(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> SDPBackend | None:
-    """The kernel that attention of these, [samples, heads, tokens, numbers], takes where `fused_attention` asks for it;
-    None: their device has none, or torch chooses."""
-    if not has_flash_attention(q.device, q.dtype, q.shape[-1]):
-        return None
-    facts = SDPAParams(q, k, v, None, 0.0, is_causal, False)
-    is_cudnn = current_flash_attention_impl() is None and can_use_cudnn_attention(facts)
-    return SDPBackend.CUDNN_ATTENTION if is_cudnn else SDPBackend.FLASH_ATTENTION
 
 
 def take_attention(name: str, device: torch.device) -> None:

@@ -4,28 +4,25 @@ A block's output is divided by the sum of its own keys' exponentials, whose loga
 outputs of several blocks are averaged with the weights exp(lse - merged lse). With the merged output and log-sum-exp,
 the backward of FlashAttention-2 (Dao, arXiv 2307.08691, section 3.1) gives each block's exact share of the gradients.
 
-Fused kernels of torch (cuDNN's before that of flash attention) compute blocks that the mask leaves whole, and those on
-the diagonal; products in pieces compute what a window cuts, and what no kernel is made for. Shapes: B samples, n heads,
-q queries, k keys, D head size; numbers that are not of the inputs' type are of max(float32, it).
+Fused kernels of torch compute blocks that the mask leaves whole, and those on the diagonal; products in pieces compute
+what a window cuts, and what no kernel is made for. Shapes: B samples, n heads, q queries, k keys, D head size; numbers
+that are not of the inputs' type are of max(float32, it).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from hexiopt.plan.token_layout import Range
-from runtime.device import fused_kernel
+from runtime.device import has_flash_attention
 from runtime.model.functions import exact
 
 _aten = torch.ops.aten
 _PIECE = 2**24  # scores held at a time
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""Of queries, keys and values."""
 
 
 class Scores(NamedTuple):
@@ -116,16 +113,36 @@ def _rows(runs: Sequence[Range]) -> Iterator[Range]:
 
 def attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The block's output [B, n, q, D] and log-sum-exp [B, n, q], of its queries [B, n, q, D], keys and values."""
-    kernel = _kernel(block, q, k, v)
-    return _attend(block, q, k, v) if kernel is None else kernel.attend(q, k, v, not block.is_whole, block.scores.scale)
+    if not _is_fused(block, q, v):
+        return _attend(block, q, k, v)
+    fused = (
+        _aten._scaled_dot_product_flash_attention if q.is_cuda else _aten._scaled_dot_product_flash_attention_for_cpu
+    )
+    found: tuple[Tensor, Tensor] = fused(q, k, v, 0.0, not block.is_whole, scale=block.scores.scale)[:2]
+    return found
 
 
-def attend_backward(block: Block, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+def attend_backward(
+    block: Block, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The block's share of the gradients of its queries, keys and values; `out` and `lse` are merged of all blocks."""
-    kernel = _kernel(block, q, k, v)
-    if kernel is None:
+    if not _is_fused(block, q, v):
         return _attend_backward(block, grad, q, k, v, out, lse)
-    return kernel.backward(grad, q, k, v, out, lse.contiguous(), not block.is_whole, block.scores.scale)
+    causal = not block.is_whole
+    found: tuple[Tensor, Tensor, Tensor]
+    lse = lse.contiguous()
+    if q.is_cuda:
+        # Lengths of sequences of unequal length, and seeds of a dropout: there are neither.
+        unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+        rest = (None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused)
+        found = _aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, lse, *rest, scale=block.scores.scale
+        )
+    else:
+        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, causal, scale=block.scores.scale
+        )
+    return found
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
@@ -144,74 +161,10 @@ def sink_gradient(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tens
     return -(shares * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
 
 
-class _Kernel(NamedTuple):
-    """Functions of torch: of queries, keys, values, whether they are causal, and the scale; and, between the values and
-    these, of the output and its log-sum-exp too."""
-
-    attend: Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float | None], Gradients]
-
-
-def _of_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return out, lse
-
-
-def _of_cpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> Gradients:
-    backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-    found: Gradients = backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
-    return found
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
-    return out, lse
-
-
-def _flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> Gradients:
-    # Lengths of sequences of unequal length, and seeds of a dropout: there are neither.
-    unused = torch.empty(2, dtype=torch.uint64, device=q.device)
-    rest = (None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused)
-    backward = _aten._scaled_dot_product_flash_attention_backward
-    found: Gradients = backward(grad, q, k, v, out, lse, *rest, scale=scale)
-    return found
-
-
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, scale=scale)
-    return out, lse.squeeze(-1)
-
-
-def _cudnn_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
-) -> Gradients:
-    # Seeds of a dropout, a mask, and lengths of sequences of unequal length: there are none.
-    unused = torch.zeros((), dtype=torch.int64, device=q.device)
-    rest = (unused, unused, None, None, None, q.shape[2], k.shape[2], 0.0, causal)
-    backward = _aten._scaled_dot_product_cudnn_attention_backward
-    found: Gradients = backward(grad, q, k, v, out, lse.unsqueeze(-1), *rest, scale=scale)
-    return found
-
-
-_OF_CPU = _Kernel(_of_cpu, _of_cpu_backward)
-_OF_GPU = {
-    SDPBackend.FLASH_ATTENTION: _Kernel(_flash, _flash_backward),
-    SDPBackend.CUDNN_ATTENTION: _Kernel(_cudnn, _cudnn_backward),
-}
-
-
-def _kernel(block: Block, q: Tensor, k: Tensor, v: Tensor) -> _Kernel | None:
-    """The fused one that computes a block, if any."""
+def _is_fused(block: Block, q: Tensor, v: Tensor) -> bool:
     if not (block.is_whole or block.is_causal) or block.scores.cap is not None or v.shape[-1] != q.shape[-1]:
-        return None
-    if q.device.type == "cpu":
-        return _OF_CPU
-    backend = fused_kernel(q, k, v, not block.is_whole)
-    return None if backend is None else _OF_GPU[backend]
+        return False
+    return not q.is_cuda or has_flash_attention(q.device, q.dtype, q.shape[-1])
 
 
 def _pieces(q: Tensor, k: Tensor) -> Iterator[Range]:
@@ -240,7 +193,7 @@ def _attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tens
 
 def _attend_backward(
     block: Block, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-) -> Gradients:
+) -> tuple[Tensor, Tensor, Tensor]:
     k, v = exact(k), exact(v)
     grad = grad.to(k.dtype)
     delta = (grad * out).sum(dim=-1, keepdim=True)

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend
 
 from hexiopt.errors import InputError
 from runtime import device
-from runtime.device import fused_attention, fused_kernel, take_attention
+from runtime.device import fused_attention, take_attention
 
 CPU = torch.device("cpu")
 
@@ -52,22 +52,3 @@ def test_other_kernels_must_be_there() -> None:
         take_attention("fa3", CPU)
     with pytest.raises(InputError, match=r"train\.attention: fa3 cannot be loaded \(No module named .*; .* take auto"):
         take_attention("fa3", torch.device("cuda", 0))
-
-
-@pytest.mark.parametrize(
-    ("has_flash", "active", "has_cudnn", "kernel"),
-    [
-        (False, None, True, None),
-        (True, None, True, SDPBackend.CUDNN_ATTENTION),
-        (True, None, False, SDPBackend.FLASH_ATTENTION),
-        (True, "FA3", True, SDPBackend.FLASH_ATTENTION),
-    ],
-)
-def test_the_kernel_of_a_block_is_that_which_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, has_flash: bool, active: str | None, has_cudnn: bool, kernel: SDPBackend | None
-) -> None:
-    monkeypatch.setattr(device, "has_flash_attention", lambda *facts: has_flash)
-    monkeypatch.setattr(device, "current_flash_attention_impl", lambda: active)
-    monkeypatch.setattr(device, "can_use_cudnn_attention", lambda facts: has_cudnn)
-    q = torch.empty(1, 2, 6, 8, dtype=torch.bfloat16)
-    assert fused_kernel(q, q, q, True) is kernel

@@ -1,7 +1,6 @@
 """Blocks cover what the mask leaves, once; merged, they are torch's attention, and so are their gradients."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hexiopt.plan.token_layout import Range, merge_runs
 from runtime.model import block_attention
@@ -65,7 +62,7 @@ def test_merged_blocks_are_attention(window: int | None, piece: int, monkeypatch
     """With kernels and with products, whole and row by row."""
     monkeypatch.setattr(block_attention, "_PIECE", piece)
     if piece == 1:
-        monkeypatch.setattr(block_attention, "_kernel", lambda block, q, k, v: None)
+        monkeypatch.setattr(block_attention, "_is_fused", lambda block, q, v: False)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, TOKENS, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     back = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
@@ -98,46 +95,3 @@ def test_bf16_blocks_are_merged_in_float32() -> None:
         merge(out[:, :, at], lse[:, :, at], *attend(block, q[:, :, at], k[:, :, seen], v[:, :, seen]))
     want = functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
     torch.testing.assert_close(out, want, rtol=0, atol=2e-2)
-
-
-@pytest.mark.parametrize("backend", [None, SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION])
-@pytest.mark.parametrize("keys", [(0, 4), (4, TOKENS)], ids=["before", "on the diagonal"])
-def test_a_gpu_computes_blocks_by_its_fused_kernel(
-    backend: SDPBackend | None, keys: Range, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On tensors without numbers: which function of torch is called, and that it takes these and makes as many."""
-    given = []
-
-    def chosen(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> SDPBackend | None:
-        given.append(is_causal)
-        return backend
-
-    monkeypatch.setattr(block_attention, "fused_kernel", chosen)
-    (block,) = blocks([(4, TOKENS)], [keys])
-    of_tokens = (2, 3, TOKENS - 4, 8), (2, 3, keys[1] - keys[0], 8)
-    q, k = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in of_tokens)
-    if backend is None:
-        assert block_attention._kernel(block, q, k, k) is None
-        return
-    with Calls() as calls:
-        out, lse = attend(block, q, k, k)
-        gradients = attend_backward(block, q, q, k, k, out, lse)
-    assert (out.shape, out.dtype) == (q.shape, q.dtype)
-    assert (lse.shape, lse.dtype) == (q.shape[:-1], torch.float32)
-    assert [one.shape for one in gradients] == [q.shape, k.shape, k.shape]
-    name = "cudnn" if backend is SDPBackend.CUDNN_ATTENTION else "flash"
-    assert calls.names == [f"aten::_scaled_dot_product_{name}_attention{end}" for end in ("", "_backward")]
-    assert given == [keys[0] == 4] * 2
-
-
-class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The names of attention's functions that are called in here."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "attention" in func.name():
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
