@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
-from hexiopt.discovery.product import same_memory
+from hexiopt.numbers.products import same_memory
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.link_files import NetworkFits
 from hexiopt.numbers.gpus import Gpu, catalogue

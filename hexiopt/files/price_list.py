@@ -8,7 +8,8 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.files.machine_entries import gpus_from_section, machines_from_section
-from hexiopt.numbers.gpus import Gpu, find_gpu
+from hexiopt.numbers.gpus import Gpu
+from hexiopt.numbers.products import find_gpu
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, Machine, check_latency, check_price, check_rate
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping

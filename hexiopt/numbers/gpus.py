@@ -163,18 +163,6 @@ def fitted_efficiency(name: str) -> dict[str, str]:
     return {key: value for key, value in content.items() if isinstance(value, str)}
 
 
-def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
-    """The type `name` of `extra` (a cluster file's own types), else of the catalogue.
-
-    Raises InputError naming `where` and the nearest known types.
-    """
-    gpu = extra.get(name) or catalogue().get(name)
-    if gpu is None:
-        hint = _suggest(name, {*extra, *catalogue()})
-        raise InputError(f"{where}: {name!r} is not a known GPU; {hint} (a new type is described under 'gpus')")
-    return gpu
-
-
 def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
     """The type that a cluster file's `gpus: {name: ...}` states, in file units.
 
@@ -191,7 +179,7 @@ def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
     """
     if not _NAME.fullmatch(name):
         rule = "a GPU's name is lower-case letters, digits and single underscores"
-        raise InputError(f"{section.where}: {name!r} is not a name; {rule}; {_suggest(name, catalogue())}")
+        raise InputError(f"{section.where}: {name!r} is not a name; {rule}; {closest_of_many(name, catalogue())}")
     return _read(section, name, base, _table().section("families").section("generic"))
 
 
@@ -358,14 +346,3 @@ def _si_number(
         limits["default"] = default
     value: float = section.number(key, **limits)
     return value * unit if key in section else value
-
-
-def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
-    """A hint at what `name` may mean: types with all its words (`A100`, `GeForce RTX 3090`), else near ones."""
-    plain = re.sub(r"nvidia|geforce|tesla|quadro", " ", name.lower())
-    plain = re.sub(r"(sxm)\d", r"\1", re.sub(r"(\d)(ti\b)", r"\1_\2", plain))
-    words = re.findall(r"[a-z0-9]+", plain)
-    matching = sorted(gpu for gpu in known if words and set(words) <= set(gpu.split("_")))
-    if "_".join(words) in matching:
-        matching = ["_".join(words)]
-    return f"did you mean {' or '.join(matching)}?" if matching else closest_of_many("_".join(words), known)

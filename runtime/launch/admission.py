@@ -6,7 +6,7 @@ from pathlib import Path
 from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.discovery.product import match
+from hexiopt.numbers.products import match
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import PlanFile
 from hexiopt.numbers.gpus import catalogue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hexiopt.discovery.product import Match, match, mig_profile
+from hexiopt.numbers.products import Match, match, mig_profile
 from hexiopt.exports.launchers.products import kubernetes_product
 from hexiopt.numbers.gpus import catalogue
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.numbers import gpus
-from hexiopt.numbers.gpus import LINKS, Efficiency, Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
+from hexiopt.numbers.gpus import LINKS, Efficiency, Gpu, catalogue, gpu_from_section, gpu_to_dict
+from hexiopt.numbers.products import find_gpu
 from hexiopt.reading import Section, read_mapping
 
 PUBLISHED = read_mapping(Path(__file__).with_name("published_gpus.yaml"))
