@@ -50,7 +50,7 @@ class FairShares:
     """
 
     def __init__(self, compiled: bool = True) -> None:
-        self._compiled = compiled
+        self.compiled = compiled
         self._clock, self._late_bytes = Clock(), LateBytes()
         self._spans = Memo(self._simulate, 1)
 
@@ -69,7 +69,7 @@ class FairShares:
         return [_stage_orders(line, times) for line, times in zip(placed, self._clock.times(placed), strict=True)]
 
     def _times(self, placed: Sequence[PlacedPipeline]) -> list[PipelineTimes]:
-        if self._compiled or any(line.schedule.splits for line in placed):
+        if self.compiled or any(line.schedule.splits for line in placed):
             return self._clock.times(placed)
         return [_simulated(line, spans) for line, spans in zip(placed, self._spans[tuple(placed)], strict=True)]
 

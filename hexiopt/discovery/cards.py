@@ -52,7 +52,7 @@ def cluster_of_cards(gpus: object, network: object = None) -> CardCluster:
     groups = []
     for number, counts in enumerate(pcs, 1):
         pc = "pc" if len(pcs) == 1 else f"pc{number}"
-        own = [_part(f"{pc}.{gpu.name}", pc, gpu, count) for gpu, count in counts.items()]
+        own = [_part(f"{pc}.{gpu.name}", gpu, count) for gpu, count in counts.items()]
         machines += own
         group: dict[str, Any] = {"name": pc, "members": [part["name"] for part in own]}
         if between is not None:
@@ -83,9 +83,9 @@ def _assumed(pcs: Sequence[Counter[Gpu]], between: float | None, machines: Seque
     return ", ".join(words)
 
 
-def _part(name: str, host: str, gpu: Gpu, count: int) -> dict[str, Any]:
+def _part(name: str, gpu: Gpu, count: int) -> dict[str, Any]:
     """The cards of one type in a PC."""
-    part: dict[str, Any] = {"name": name, "gpu": gpu.name, "num_gpus": count, "host": host}
+    part: dict[str, Any] = {"name": name, "gpu": gpu.name, "num_gpus": count}
     if count > 1:
         part["intra_bandwidth_gb_per_s"] = intra_bandwidth_gb_per_s(gpu)
     return part | {"nic_bandwidth_gb_per_s": through_host_gb_per_s(gpu)}

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from experiments.studies.cases.cards import (
-    FLEETS,
-    MODELS,
-    STORAGES,
-    CardFleet,
+from experiments.studies.cases.cards import FLEETS, MODELS, STORAGES, CardFleet
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.study.owners import (
     Prices,
     balanced_layers,
     best_card,
@@ -17,8 +16,6 @@ from experiments.studies.cases.cards import (
     proportional_layers,
     weight_bytes,
 )
-from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.problem import Problem
 
 PC, CARDS = FLEETS[0], ("rtx_3090", "rtx_4090")
 
