@@ -102,7 +102,8 @@ class FairShares:
             for span in Step(running, placed[0].schedule, links, order).spans():
                 simulated[span.pipeline].append(span)
             for p, number in zip(together, folding.class_of, strict=True):
-                spans[p] = tuple([replace(span, pipeline=p) for span in simulated[number]])
+                own = simulated[number]
+                spans[p] = tuple(own if p == number else [replace(span, pipeline=p) for span in own])
         return [spans[p] for p in range(len(placed))]
 
 
