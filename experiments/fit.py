@@ -50,17 +50,18 @@ def run(job: Job) -> float:
 
 def _verdict(job: Job, assumed: str) -> Verdict:
     """By the solver; where the one that starts at once finds nothing that a search may find, by a search too."""
-    require, solver = job.config.fit.require, job.config.solver.name
+    asked = {"require": job.config.fit.require, "offers": job.config.fit.offers, "assumed": assumed}
+    solver = job.config.solver.name
     arguments = job.search_arguments(compiled=solver != _AT_ONCE)
     del arguments["progress"]
     if solver == _AT_ONCE and arguments["max_steps"] is None:
         del arguments["max_steps"]
-    found = verdict(job.problem, require=require, assumed=assumed, **arguments)
+    found = verdict(job.problem, **asked, **arguments)
     may_fit = found.plan is None and not found.proved
     if may_fit and solver == _AT_ONCE and not (is_exact(job.problem) and job.problem.workload.adapters is not None):
         again = job.search_arguments() | {"solver": _SEARCH, "max_steps": job.config.solver.max_steps}
         del again["progress"]
-        found = verdict(job.problem, require=require, assumed=assumed, **again)
+        found = verdict(job.problem, **asked, **again)
     return found
 
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from hexiopt.study.sweep import sweep as sweep
     from hexiopt.study.training import TrainedRun as TrainedRun
     from hexiopt.study.training import read_training as read_training
+    from hexiopt.study.verdict import Verdict as Verdict
+    from hexiopt.study.verdict import verdict as verdict
     from hexiopt.study.what_if import WhatIf as WhatIf
     from hexiopt.study.what_if import what_if as what_if
 

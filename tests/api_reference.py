@@ -39,7 +39,7 @@ PARTS = {
     "State a problem": ("cluster", "model", "Cluster", "ModelSpec", "Workload", "Lora", "Space", "Problem"),
     "Find and judge a plan": ("solve", "solver", "solvers", "load_plan", "price", "check", "lower_bound"),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
-    "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
+    "Ask before buying or when the cluster changes": ("verdict", "fit", "what_if", "replan"),
     "Other systems": ("export", "import_plan"),
 }
 RESULTS = {

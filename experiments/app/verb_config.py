@@ -91,11 +91,13 @@ def _check_solvers(verb: str, names: list[str]) -> None:
 @dataclass
 class FitConfig:
     """The settings of `fit`: it ends with exit code 3 where less than `require` fits ({context: 8192}; also
-    micro_batch, layers, tokens_per_s). `precision`, of the table by print=full, is the relative distance between the
+    micro_batch, layers, tokens_per_s). `offers` is a price list (docs/questions.md), of whose cards it says which to
+    take next. `precision`, of the table by print=full, is the relative distance between the
     most that fits and the least that does not at which its search ends.
     """
 
     require: Any = None
+    offers: str | None = None
     precision: float = 0.03
 
     def __post_init__(self) -> None:

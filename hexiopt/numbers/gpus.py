@@ -69,7 +69,7 @@ class Gpu:
 
     `flops_fp16` may use tensor cores; `process_memory_bytes` is what a process can allocate, and `memory_headroom` the
     share of it that plans must leave free. `full_speed` is the type at full speed, of a GPU that runs at a share of its
-    speed (`at`), else None.
+    speed (`at`), else None. `watts` is its power limit: what energy costs, and no price of a plan, depends on it.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Gpu:
     flops_nvfp4: float | None = None
     memory_headroom: float = 0.0
     full_speed: "Gpu | None" = None
+    watts: float | None = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
@@ -212,7 +213,14 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
             **{key: value for key in _OPTIONAL if (value := getattr(efficiency, key)) is not None},
         },
         "source": gpu.source,
+        # Written only where the catalogue has another, so that problems keep their text and hash.
+        **({} if gpu.watts == _watts(gpu.name) else {"watts": gpu.watts}),
     }
+
+
+def _watts(name: str) -> float | None:
+    known = catalogue().get(name)
+    return None if known is None else known.watts
 
 
 @cache
@@ -257,6 +265,7 @@ def _read(
         flops_fp8=rates["fp8"],
         flops_mxfp8=rates["mxfp8"],
         flops_nvfp4=rates["nvfp4"],
+        watts=section.number("watts", above=0, at_most=1e5, default=_watts(name) if values is None else None),
     )
     section.finish()
     return gpu

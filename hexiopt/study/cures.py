@@ -100,14 +100,15 @@ def _another_card(problem: Problem) -> Iterator[Cure]:
     have = {gpu.name for gpu in problem.cluster.types}
     key: Callable[[Gpu], Any] = lambda gpu: (gpu.name not in have, gpu.memory_bytes, gpu.peak_flops(precision))  # noqa: E731
     for gpu in sorted(cards, key=key):
-        changed = _with_card(problem, gpu)
+        changed = with_card(problem, gpu)
         plan = _fitting(changed) if changed is not None and Capacity(changed).fits else None
         if plan is not None:
             yield Cure(f"1 {gpu.name} more ({gpu.memory_bytes / GIB:g} GiB)", plan)
             return
 
 
-def _with_card(problem: Problem, gpu: Gpu) -> Problem | None:
+def with_card(problem: Problem, gpu: Gpu) -> Problem | None:
+    """The problem with one more card in its first machine's computer; None where its network does not say how."""
     cluster = problem.cluster
     rate = through_host_gb_per_s(gpu) * GB
     like = cluster.machines[0]
@@ -116,7 +117,11 @@ def _with_card(problem: Problem, gpu: Gpu) -> Problem | None:
         name="more", spec_name="more", gpu=gpu, num_gpus=1, intra_links=(), num_interfaces=1, slow=(),
         nic_bandwidth_bytes_per_s=nic, nic_latency_s=max(_LATENCY_S, like.nic_latency_s), price_per_hour=None, host=None,
     )
+    groups = tuple(
+        replace(group, members=(*group.members, card.name)) if like.spec_name in group.members else group
+        for group in cluster.groups
+    )
     try:
-        return problem.replace(cluster=cluster.replace(machines=(*cluster.machines, card)))
+        return problem.replace(cluster=cluster.replace(machines=(*cluster.machines, card), groups=groups))
     except InputError:
         return None

@@ -7,24 +7,29 @@ solver that starts at once.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.sharing import FairShares
+from hexiopt.files.price_list import prices_for
 from hexiopt.numbers.errors import Evidence
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.report.evidence import SpeedInterval, evidence_of, speed_interval
-from hexiopt.report.style import count, gpu_names
+from hexiopt.report.style import amount, count, gpu_names
 from hexiopt.solving import Budget, Solver, valid_seed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
+from hexiopt.study.alternatives import with_prices
 from hexiopt.study.capacity import Limits, is_exact, proved
 from hexiopt.study.cures import Cure, cures
 from hexiopt.study.fit import limits_by_search
 from hexiopt.study.inputs import constrain
+from hexiopt.study.offers import Offer, trillion_tokens
+from hexiopt.study.offers import offers as best_offers
 from hexiopt.study.owners import BEST, EQUAL, MAP, owners_tokens_per_s
 from hexiopt.study.require import least_required
 from hexiopt.study.solution import PlacedPlan
@@ -55,6 +60,7 @@ class Verdict:
     cures: tuple[Cure, ...] = ()
     unmet: tuple[str, ...] = ()
     assumed: str = ""
+    offers: tuple[Offer, ...] = ()
 
     @property
     def fits(self) -> str:
@@ -89,6 +95,7 @@ class Verdict:
             "beside_tokens_per_s": {name: None if math.isnan(rate) else rate for name, rate in self.beside.items()},
             "cures": [cure.to_dict() for cure in self.cures],
             "unmet": list(self.unmet),
+            "offers": [offer.to_dict() for offer in self.offers],
             "assumed": self.assumed,
         }
 
@@ -109,12 +116,15 @@ class Verdict:
             yield "plan", "; ".join([*_pipelines(self.plan), self._memory(self.plan)])
         if self.beside and self.plan is not None:
             yield "beside", f"{' · '.join(self._beside(self.plan.cost.tokens_per_s))} (all in {_stored(self.problem)})"
+        if self.plan is not None and (price := trillion_tokens(self.plan)) is not None:
+            yield "money", f"{amount(price)} a trillion tokens"
         if self.reason:
             yield "reason", self.reason
         for number, cure in enumerate(self.cures):
             yield "" if number else "cures", str(cure)
-        for number, line in enumerate(self.unmet):
-            yield "" if number else "unmet", line
+        for label, lines in (("offers", self.offers), ("unmet", self.unmet)):
+            for number, line in enumerate(lines):
+                yield "" if number else label, str(line)
 
     def _limits(self) -> Iterator[str]:
         found = self.quantities()
@@ -190,6 +200,7 @@ def verdict(
     max_steps: int | None = _STEPS,
     *,
     require: Mapping[str, Any] | None = None,
+    offers: str | Path | Mapping[str, Any] | None = None,
     assumed: str = "",
     **options: object,
 ) -> Verdict:
@@ -197,10 +208,13 @@ def verdict(
     largest micro-batch and the most layers, and what owners do without a planner beside it.
 
     Without a plan, `cures` has up to three changes that were seen to fit, the cheapest first. `require` maps context,
-    micro_batch, layers and tokens_per_s to the least that is asked of them: `unmet` says which fall short. The other
+    micro_batch, layers and tokens_per_s to the least that is asked of them: `unmet` says which fall short. `offers` is
+    a price list (docs/questions.md): the three best of its cards, one more of each. The other
     arguments are as of `solve`; the default solver starts at once, others may find faster plans. Raises InputError.
     """
     problem, budget, seed = constrain(problem), Budget(time_limit_s, max_steps), valid_seed(seed)
+    prices = prices_for(problem, offers)
+    problem = with_prices(problem, prices)
     wanted = least_required(Section(dict(require or {}), "require"))
     exact = is_exact(problem)
     start: Plan | None = proved(problem) if exact else None
@@ -221,6 +235,7 @@ def verdict(
         owners_tokens_per_s(problem, compiled=False) if plan is not None and _is_dense_of_cards(problem) else {},
         tuple(cures(problem)) if plan is None else (),
         assumed=assumed,
+        offers=() if offers is None else best_offers(problem, plan, prices, refereed, budget, seed),
     )
     return _judged(found, wanted)
 

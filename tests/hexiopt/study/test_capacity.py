@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import permutations, product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -124,9 +125,8 @@ def test_many_equal_machines_are_one_kind() -> None:
 @pytest.mark.parametrize(
     "space", [{"num_stages": 2}, {"num_pipelines": 2}, {"uneven_layers": False}, {"sequence": True}], ids=str
 )
-def test_it_does_not_answer_for_other_spaces(space: dict[str, object]) -> None:
-    problem = Problem(hx.cluster("pc_3090_4090"), hx.model("qwen3_8b"), Workload(32, 2048, training=LORA))
-    if "sequence" in space:
-        problem = problem.replace(workload=Workload(32, 2048))
+def test_it_does_not_answer_for_other_spaces(space: dict[str, Any]) -> None:
+    problem = Problem(hx.cluster("pc_3090_4090"), hx.model("qwen3_8b"), Workload(32, 2048))
+    assert is_exact(problem)
     assert not is_exact(problem.replace(space=problem.space.replace(**space)))
     assert not is_exact(problem.replace(model=hx.model("mixtral_8x7b")))
