@@ -1,4 +1,4 @@
-"""`hexiopt fit gpus=[3090,4090] model=...`: whether it fits, how fast, the longest context, and what owners do beside it.
+"""`hexiopt fit gpus=[3090,4090] model=...`: whether it fits, how fast, the longest context, and what owners do.
 
 It writes the plan and those that prove its limits, which `hexiopt price` checks, and `fit.json`. `print=json` prints
 that alone; `print=full` also says what the solver finds to fit on each GPU type alone, and writes `fit.csv`.
@@ -16,10 +16,9 @@ from rich.text import Text
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt
 from experiments.app.own_files import FILE_CHOICES, typed
+from hexiopt import Verdict, fit, verdict
 from hexiopt.files.cluster_yaml import cluster_text
 from hexiopt.study.capacity import is_exact
-from hexiopt.study.fit import fit
-from hexiopt.study.verdict import Verdict, verdict
 
 _AT_ONCE, _SEARCH = "rules", "portfolio"
 
@@ -31,21 +30,21 @@ def run(job: Job) -> float:
     """
     assumed = "" if job.cards is None else job.cards.assumed
     with interrupt.caught():
-        found = _verdict(job, assumed)
-    job.write_json("fit.json", found.to_dict())
-    written = ["fit.json", *_write_plans(job, found)]
+        answer = _verdict(job, assumed)
+    job.write_json("fit.json", answer.to_dict())
+    written = ["fit.json", *_write_plans(job, answer)]
     if job.cards is not None:
         job.write("cluster.yaml", cluster_text(job.cards.data, [f"Assumed: {assumed}."] if assumed else [], {}))
         written.append("cluster.yaml")
     if not job.in_sweep:
-        print(json.dumps(found.to_dict(), indent=1) if job.config.print == "json" else _text(job, found, written))
+        print(json.dumps(answer.to_dict(), indent=1) if job.config.print == "json" else _text(job, answer, written))
     if job.config.print == "full":
         _table(job)
-    if found.plan is None:
-        raise NoPlanError(f"{found.fits}: {found.reason}")
-    if found.unmet:
-        raise NoPlanError(f"fit.require: {'; '.join(found.unmet)}")
-    return found.plan.cost.step_time_s
+    if answer.plan is None:
+        raise NoPlanError(f"{answer.fits}: {answer.reason}")
+    if answer.unmet:
+        raise NoPlanError(f"fit.require: {'; '.join(answer.unmet)}")
+    return answer.plan.cost.step_time_s
 
 
 def _verdict(job: Job, assumed: str) -> Verdict:
@@ -56,18 +55,23 @@ def _verdict(job: Job, assumed: str) -> Verdict:
     del arguments["progress"]
     if solver == _AT_ONCE and arguments["max_steps"] is None:
         del arguments["max_steps"]
-    found = verdict(job.problem, **asked, **arguments)
-    may_fit = found.plan is None and not found.proved
+    answer = verdict(job.problem, **asked, **arguments)
+    may_fit = answer.plan is None and not answer.proved
     if may_fit and solver == _AT_ONCE and not (is_exact(job.problem) and job.problem.workload.adapters is not None):
         again = job.search_arguments() | {"solver": _SEARCH, "max_steps": job.config.solver.max_steps}
         del again["progress"]
-        found = verdict(job.problem, **asked, **again)
-    return found
+        answer = verdict(job.problem, **asked, **again)
+    return answer
 
 
-def _write_plans(job: Job, found: Verdict) -> list[str]:
-    limits = found.limits
-    plans = {"plan": found.plan, "context": limits.seq_len, "micro_batch": limits.micro_batch, "layers": limits.num_layers}
+def _write_plans(job: Job, answer: Verdict) -> list[str]:
+    limits = answer.limits
+    plans = {
+        "plan": answer.plan,
+        "context": limits.seq_len,
+        "micro_batch": limits.micro_batch,
+        "layers": limits.num_layers,
+    }
     names = [f"{name}.json" for name in plans]
     job.drop(*names)
     for name, plan in plans.items():
@@ -76,9 +80,9 @@ def _write_plans(job: Job, found: Verdict) -> list[str]:
     return [f"{name}.json" for name, plan in plans.items() if plan is not None]
 
 
-def _text(job: Job, found: Verdict, written: list[str]) -> str:
-    lines = [str(found)]
-    if found.plan is not None:
+def _text(job: Job, answer: Verdict, written: list[str]) -> str:
+    lines = [str(answer)]
+    if answer.plan is not None:
         lines.append(f"next   hexiopt train {typed('plan', job.folder / 'plan.json')}")
         lines.append(f"       hexiopt plan {' '.join(_as_typed(job.overrides))}  (a longer search)")
     return "\n".join([*lines, f"files  {typed('', job.folder).lstrip('=')}: {', '.join(written)}"])

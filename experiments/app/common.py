@@ -42,7 +42,18 @@ from solvers.registry import solver_class
 INTERRUPTED = 130
 # Of the configuration, in the problem of a plan file: what verbs may change that price it anew, or plan again.
 _CHANGEABLE = {"workload": "workload", "space": "space", "constraints": "space"}
-_PROBLEM_KEYS = ("cluster", "gpus", "network", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
+_PROBLEM_KEYS = (
+    "cluster",
+    "gpus",
+    "network",
+    "model",
+    "workload",
+    "space",
+    "constraints",
+    "solver",
+    "seed",
+    "experiment",
+)
 
 
 class NoPlanError(Exception):
@@ -237,7 +248,7 @@ class Job:
             names = ", ".join(name for name in config_names(group) if name != file_choice)
             cards = ", gpus=[3090,4090] with names of cards" * (group == "cluster")
             raise InputError(
-                f"{group}: is missing; choose {group}=FILE with your own file{cards}, or {group}=NAME with one of {names}"
+                f"{group}: is missing; choose {group}=FILE with your own file{cards}, or {group}=NAME of {names}"
             )
         if choice != file_choice:
             return Section(data, f"{group}={choice}")

@@ -12,19 +12,18 @@ from experiments.validation.predict import Case
 from experiments.validation.score import grouped
 from hexiopt.cost.cost import Cost
 from hexiopt.files.plan_file import write_text
-from hexiopt.numbers.errors import MANY_TOKENS
+from hexiopt.numbers.errors import LEAST, MANY_TOKENS
 from hexiopt.reading import Section, read_mapping
 from hexiopt.report.evidence import kind_of
 
-_LEAST = 10  # runs, for quantiles
-_HEAD = """# Measured over predicted values of published runs: what hexiopt fit makes intervals of. Written by, and not to be edited,
+_HEAD = f"""# Measured over predicted values of published runs: the intervals of hexiopt fit. Written by
 #   hexiopt validate data=FILE validate.errors=hexiopt/numbers/errors.yaml
-# with each FILE below; a run of a kind is told by what it trains and whether its micro-batches have 1,024 tokens or more.
+# with each FILE below. Kinds are told by what is trained, and whether micro-batches have {MANY_TOKENS:,} tokens.
 """
 
 
 def write_errors(path: Path, data: Path, priced: Sequence[tuple[Case, Cost]]) -> None:
-    """Replace the rows of the runs in `data` in the file `path`: one of each kind of `_LEAST` runs or more.
+    """Replace the rows of the runs in `data` in the file `path`: one of each kind of `LEAST` runs or more.
 
     Raises InputError where the file is not one of such rows.
     """
@@ -32,7 +31,7 @@ def write_errors(path: Path, data: Path, priced: Sequence[tuple[Case, Cost]]) ->
     old = Section(read_mapping(path), str(path)).items("kinds") if path.exists() else []
     rows = [row for row in old if row["data"] != name]
     for (kind, many), own in grouped(priced, _key).items():
-        if kind is not None and len(own) >= _LEAST:
+        if kind is not None and len(own) >= LEAST:
             rows.append(_row(kind, many, name, own))
     rows.sort(key=lambda row: (row["kind"], not row["many_tokens"], row["data"]))
     write_text(path, _HEAD + yaml.safe_dump({"kinds": rows}, sort_keys=False, width=120, default_flow_style=None))

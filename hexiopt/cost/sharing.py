@@ -71,7 +71,7 @@ class FairShares:
     def _times(self, placed: Sequence[PlacedPipeline]) -> list[PipelineTimes]:
         if self.compiled or any(line.schedule.splits for line in placed):
             return self._clock.times(placed)
-        return [_simulated(line, spans) for line, spans in zip(placed, self._spans[tuple(placed)], strict=True)]
+        return [_simulated_times(line, spans) for line, spans in zip(placed, self._spans[tuple(placed)], strict=True)]
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -102,8 +102,8 @@ class FairShares:
             for span in Step(running, placed[0].schedule, links, order).spans():
                 simulated[span.pipeline].append(span)
             for p, number in zip(together, folding.class_of, strict=True):
-                own = simulated[number]
-                spans[p] = tuple(own if p == number else [replace(span, pipeline=p) for span in own])
+                of_class = simulated[number]
+                spans[p] = tuple(of_class if p == number else [replace(span, pipeline=p) for span in of_class])
         return [spans[p] for p in range(len(placed))]
 
 
@@ -113,7 +113,7 @@ def stage_times(line: PlacedPipeline) -> list[StageTimes]:
     return [tuple([next(operation_s) for _ in stage.executors]) for stage in line.stages]
 
 
-def _simulated(line: PlacedPipeline, spans: Sequence[Span]) -> PipelineTimes:
+def _simulated_times(line: PlacedPipeline, spans: Sequence[Span]) -> PipelineTimes:
     """The times of a pipeline by the `spans` of its step."""
     ends_s, sent = dict[tuple[int, int], float](), defaultdict[tuple[bool, int, int, int], list[float]](list)
     for span in spans:
@@ -123,8 +123,10 @@ def _simulated(line: PlacedPipeline, spans: Sequence[Span]) -> PipelineTimes:
         else:
             ends_s[span.stage, span.executor] = span.end_s
     executors = [(s, e) for s, stage in enumerate(line.stages) for e in range(len(stage.executors))]
-    message_s = [sent[one.backward, one.stage, one.sender, one.receiver] for one in line.plain_messages]
-    return PipelineTimes(tuple([ends_s[one] for one in executors]), tuple(map(fmean, message_s)))
+    message_s = [
+        sent[message.backward, message.stage, message.sender, message.receiver] for message in line.plain_messages
+    ]
+    return PipelineTimes(tuple([ends_s[place] for place in executors]), tuple(map(fmean, message_s)))
 
 
 def _stage_orders(line: PlacedPipeline, times: PipelineTimes) -> StageOrders:

@@ -16,7 +16,7 @@ from hexiopt.checks import is_whole, number_in
 from hexiopt.discovery.lines import Text
 from hexiopt.discovery.smi import QUERY, read_table
 from hexiopt.errors import InputError, quoted
-from hexiopt.numbers.gpus import Gpu, catalogue
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s, through_host_gb_per_s
 from hexiopt.numbers.products import find_gpu, match
 from hexiopt.problem.machine import MAX_BANDWIDTH_GB_PER_S, MAX_GPUS_PER_MACHINE
@@ -52,12 +52,12 @@ def cluster_of_cards(gpus: object, network: object = None) -> CardCluster:
     groups = []
     for number, counts in enumerate(pcs, 1):
         pc = "pc" if len(pcs) == 1 else f"pc{number}"
-        own = [_part(f"{pc}.{gpu.name}", gpu, count) for gpu, count in counts.items()]
-        machines += own
-        group: dict[str, Any] = {"name": pc, "members": [part["name"] for part in own]}
+        parts = [_part(f"{pc}.{gpu.name}", gpu, count) for gpu, count in counts.items()]
+        machines += parts
+        group: dict[str, Any] = {"name": pc, "members": [part["name"] for part in parts]}
         if between is not None:
             group |= {"uplink_gb_per_s": between, "latency_us": (_ETHERNET_LATENCY_US - _PCIE_LATENCY_US) / 2}
-        if len(own) > 1:
+        if len(parts) > 1:
             group["shared_gb_per_s"] = HOST_GB_PER_S
         if len(group) > 2:
             groups.append(group)
@@ -66,10 +66,10 @@ def cluster_of_cards(gpus: object, network: object = None) -> CardCluster:
     if len(machines) > 1:
         slowest = min(part["nic_bandwidth_gb_per_s"] for part in machines)
         data["inter_machine"] = {"bandwidth_gb_per_s": slowest, "latency_us": _PCIE_LATENCY_US}
-    return CardCluster(data | {"machines": machines, "groups": groups}, _assumed(pcs, between, machines))
+    return CardCluster(data | {"machines": machines, "groups": groups}, _assumptions(pcs, between, machines))
 
 
-def _assumed(pcs: Sequence[Counter[Gpu]], between: float | None, machines: Sequence[dict[str, Any]]) -> str:
+def _assumptions(pcs: Sequence[Counter[Gpu]], between: float | None, machines: Sequence[dict[str, Any]]) -> str:
     rates = {part.get("intra_bandwidth_gb_per_s", part["nic_bandwidth_gb_per_s"]) for part in machines}
     if pcs[0].total() == len(pcs) == 1:
         return ""
@@ -123,7 +123,9 @@ def _network(network: object, pcs: int) -> float | None:
     """GB/s between PCs in each direction; None for one PC."""
     if pcs == 1:
         if network is not None:
-            raise InputError(f"network: {quoted(network)} joins several PCs; write gpus=[[3090],[4090]], or leave it out")
+            raise InputError(
+                f"network: {quoted(network)} joins several PCs; write gpus=[[3090],[4090]], or leave it out"
+            )
         return None
     if network is None:
         raise InputError(f"network: is missing for {pcs} PCs; state network=1gbe, or GB/s per PC and direction")
@@ -144,9 +146,9 @@ def _here() -> list[str]:
         raise InputError(f"gpus: auto: nvidia-smi failed ({str(error)[:100]}); name the cards") from None
     names = []
     for gpu in read_table(Text("nvidia-smi", run.stdout)).gpus:
-        found = match(gpu.name, gpu.memory_bytes)
-        if found.gpu is None:
-            which = f"may be {' or '.join(found.choices)}" if found.choices else "is not in the catalogue"
+        named = match(gpu.name, gpu.memory_bytes)
+        if named.gpu is None:
+            which = f"may be {' or '.join(named.choices)}" if named.choices else "is not in the catalogue"
             raise InputError(f"gpus: auto: {gpu.name!r} {which}; name the cards, or describe them in a cluster file")
-        names.append(found.gpu)
+        names.append(named.gpu)
     return names

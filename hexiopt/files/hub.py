@@ -1,4 +1,4 @@
-"""The `config.json` of a model by its name on the Hugging Face Hub: shipped here, from the local cache, or from the Hub.
+"""The `config.json` of a model by its name on the Hugging Face Hub: shipped, from the local cache, or from the Hub.
 
 The cache is that of huggingface_hub, whose layout is read without the package; the package is asked only for what
 neither has, and only the `config.json`, never weights.
@@ -31,11 +31,11 @@ def hub_config(name: str) -> Path:
 
     Raises InputError with one line that says what was tried.
     """
-    return _shipped().get(name.lower()) or _cached(name) or _downloaded(name)
+    return _shipped_files().get(name.lower()) or _cached_file(name) or _download(name)
 
 
 @cache
-def _shipped() -> dict[str, Path]:
+def _shipped_files() -> dict[str, Path]:
     """The files of the shipped models by their names on the Hub, in lower case."""
     named = {}
     with as_file(files("conf").joinpath("model")) as folder:
@@ -45,7 +45,7 @@ def _shipped() -> dict[str, Path]:
     return named
 
 
-def _cached(name: str) -> Path | None:
+def _cached_file(name: str) -> Path | None:
     """The file in the newest snapshot of the cache's main branch, else in any."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
@@ -56,7 +56,7 @@ def _cached(name: str) -> Path | None:
     return next((path for snapshot in snapshots if (path := snapshot / CONFIG_FILE).is_file()), None)
 
 
-def _downloaded(name: str) -> Path:
+def _download(name: str) -> Path:
     where = f"model: {name} is neither a file nor a folder, is not shipped, is not in the local cache of the Hub,"
     offline = "and HF_HUB_OFFLINE forbids to ask the Hub; unset it, or give the path of a config.json"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES:

@@ -96,7 +96,10 @@ def price_list(section: Section, types: Mapping[str, Gpu]) -> PriceList:
 def _gpu_prices(section: Section, types: Mapping[str, Gpu]) -> tuple[dict[str, float], tuple[Gpu, ...]]:
     """Prices per hour by type, and the types that are on sale."""
     rent, bought = (
-        {find_gpu(name, types, part.where).name: part.number(name, above=0, at_most=MAX_PURCHASE) for name in part.keys()}
+        {
+            find_gpu(name, types, part.where).name: part.number(name, above=0, at_most=MAX_PURCHASE)
+            for name in part.values()
+        }
         for part in (section.section(key, optional=True) for key in ("gpu_price_per_hour", "gpu_purchase"))
     )
     years = section.number("years", above=0, at_most=100.0, default=None)

@@ -119,7 +119,8 @@ class Network:
 
     `names` has the machines that each name in groups and links stands for. Resources are numbered in this order:
     transmitting interfaces, receiving interfaces, uplinks (out and in for each group that states one), what members of
-    a group share (one for each that states it), stated links (one per ordered machine pair). `capacity` [resources] is in bytes/s.
+    a group share (one for each that states it), stated links (one per ordered machine pair). `capacity` [resources] is
+    in bytes/s.
     """
 
     def __init__(
@@ -364,7 +365,7 @@ class Network:
     def _pairs_inside(self) -> Iterator[tuple[int, int]]:
         """The ordered pairs of machines between which something is shared inside a group."""
         members = [np.flatnonzero([g in self._chains[of] for of in self._group_of]).tolist() for g in self._shared]
-        return chain.from_iterable(permutations(own, 2) for own in members)
+        return chain.from_iterable(permutations(inside, 2) for inside in members)
 
     def _sides(self) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """For each group: its index, the machines in it at any depth, and the machines outside."""

@@ -37,7 +37,9 @@ class SpeedInterval:
             return f"[{self.grade}: {'this cluster was measured; ' * (self.grade == 'A')}no published run of the kind]"
         runs, gpus = len(self.evidence.speed), ", ".join(self.evidence.gpus[:2])
         more = " and others" if len(self.evidence.gpus) > 2 else ""
-        where = "this cluster was measured" if self.grade == "A" else f"{runs} published runs of the kind on {gpus}{more}"
+        where = (
+            "this cluster was measured" if self.grade == "A" else f"{runs} published runs of the kind on {gpus}{more}"
+        )
         return f"{self.low:,.0f} to {self.high:,.0f} in 8 of 10 cases [{self.grade}: {where}]"
 
 
@@ -45,11 +47,11 @@ def speed_interval(problem: Problem, plan: Plan, tokens_per_s: float) -> SpeedIn
     """The interval of a plan's predicted speed."""
     cluster = problem.cluster
     measured = bool(cluster.profile.entries or cluster.calibrated)
-    found = evidence_of(problem, plan)
-    if found is None:
+    runs = evidence_of(problem, plan)
+    if runs is None:
         return SpeedInterval("A" if measured else "C", None)
-    low, high = found.interval
-    return SpeedInterval("A" if measured else "B", found, low * tokens_per_s, high * tokens_per_s)
+    low, high = runs.interval
+    return SpeedInterval("A" if measured else "B", runs, low * tokens_per_s, high * tokens_per_s)
 
 
 def evidence_of(problem: Problem, plan: Plan) -> Evidence | None:
@@ -57,5 +59,5 @@ def evidence_of(problem: Problem, plan: Plan) -> Evidence | None:
     kind = kind_of(problem)
     size = min(pipeline.micro_batch_size for pipeline in plan.pipelines)
     many = size * problem.workload.seq_len >= MANY_TOKENS
-    alike = [row for row in evidence() if row.kind == kind and row.many_tokens == many]
-    return max(alike, key=lambda row: len(row.speed), default=None)
+    rows = [row for row in evidence() if row.kind == kind and row.many_tokens == many]
+    return max(rows, key=lambda row: len(row.speed), default=None)

@@ -1,4 +1,4 @@
-"""What one pipeline holds, exactly: the most layers of any chain of stages, by a recursion over the devices that it uses.
+"""What one pipeline holds, exactly: the most layers of any chain of stages, by a recursion over its devices.
 
 A stage is a device or a TP group. Under a schedule whose backwards are whole, what it has in flight depends on the
 stages behind it alone, and what it holds beside on its GPU type, its degree and whether it is the first or the last. So
@@ -50,19 +50,19 @@ class _Link(NamedTuple):
     kind: int
     used: int  # devices used before of its machine
     degree: int
-    room: int
+    layers: int
     policy: str
 
 
 def is_exact(problem: Problem) -> bool:
     """Whether `Capacity` answers for every single pipeline of the plan space, in reasonable time: with layers of one
-    kind, no limit on its stages, and no freedom taken that chains use."""
+    kind, no limit on its stages, and no freedom used_of that chains use."""
     space, model = problem.space, problem.model
     free = space.uneven_layers and space.uneven_tp and space.recompute_per_stage and not space.sequence
     bounded = space.num_stages is not None or space.num_pipelines not in (None, 1)
     if not free or bounded or len(model.kinds) > 1 or model.shares_experts or problem.default_schedule.splits:
         return False
-    kinds = Counter((problem.cluster.machines[m].gpu, len(own)) for m, own in problem.usable_by_machine.items())
+    kinds = Counter((problem.cluster.machines[m].gpu, len(devices)) for m, devices in problem.usable_by_machine.items())
     states = prod(comb(size + count, count) for (_, size), count in kinds.items())
     return states * len(problem.usable_devices) <= _MOST_STATES
 
@@ -92,17 +92,17 @@ class Capacity:
             return None
         excess, counts = most - layers, list[int]()
         for link in chain[::-1]:
-            less = min(excess, link.room - 1)
-            counts.append(link.room - less)
+            less = min(excess, link.layers - 1)
+            counts.append(link.layers - less)
             excess -= less
-        kinds, taken = self._kinds, dict[tuple[int, int], int]()
+        kinds, used_of = self._kinds, dict[tuple[int, int], int]()
         stages, end = list[Stage](), layers
         for link, count in zip(chain, counts[::-1], strict=True):
             # Any machine of the kind of which so many devices are used.
             machines = kinds[link.kind].machines
-            m = next(m for m in range(len(machines)) if taken.get((link.kind, m), 0) == link.used)
+            m = next(m for m in range(len(machines)) if used_of.get((link.kind, m), 0) == link.used)
             devices = machines[m][link.used : link.used + link.degree]
-            taken[link.kind, m] = link.used + link.degree
+            used_of[link.kind, m] = link.used + link.degree
             stages.append(Stage.of(devices, end - count, end, link.policy))
             end -= count
         pipeline = Pipeline(tuple(stages[::-1]), problem.workload.global_batch // self.size, self.size)
@@ -115,24 +115,29 @@ class Capacity:
     @cached_property
     def _kinds(self) -> list[_Kind]:
         problem, kinds = self.problem, dict[object, _Kind]()
-        for m, own in problem.usable_by_machine.items():
-            key = problem.cluster.machines[m].gpu, len(own)
+        for m, devices in problem.usable_by_machine.items():
+            key = problem.cluster.machines[m].gpu, len(devices)
             if key in kinds:
-                kinds[key] = kinds[key]._replace(machines=(*kinds[key].machines, tuple(own)))
+                kinds[key] = kinds[key]._replace(machines=(*kinds[key].machines, tuple(devices)))
             else:
-                groups = {tp: self._stages.tp_group(tuple(own[:tp])) for tp in problem.space.allowed_tp(len(own))}
-                kinds[key] = _Kind((tuple(own),), groups)
+                degrees = problem.space.allowed_tp(len(devices))
+                groups = {tp: self._stages.tp_group(tuple(devices[:tp])) for tp in degrees}
+                kinds[key] = _Kind((tuple(devices),), groups)
         return list(kinds.values())
 
     def _best(self, most_stages: int | None) -> tuple[int, tuple[_Link, ...]]:
         """The most layers of a chain of at most so many stages, and the chain from its last stage to its first."""
-        kinds, schedule, batches = self._kinds, self.problem.default_schedule, self.problem.workload.global_batch // self.size
+        kinds, schedule, batches = (
+            self._kinds,
+            self.problem.default_schedule,
+            self.problem.workload.global_batch // self.size,
+        )
         policies, rooms = recompute_policies(self.problem.workload), dict[object, tuple[int, str]]()
         known = dict[tuple[Used, int], tuple[int, tuple[_Link, ...]]]()
         if not batches or batches * self.size != self.problem.workload.global_batch:
             return _NOTHING, ()
 
-        def room(group: TpGroup, first: bool, behind: int) -> tuple[int, str]:
+        def stage_layers(group: TpGroup, first: bool, behind: int) -> tuple[int, str]:
             key = group, first, behind
             if key not in rooms:
                 memory = self._stages.memory_model(group, self.size)
@@ -146,18 +151,18 @@ class Capacity:
             key = used, behind
             if key in known or behind == most_stages:
                 return known.get(key, (_NOTHING, ()))
-            found: tuple[int, tuple[_Link, ...]] = (_NOTHING, ())
+            most: tuple[int, tuple[_Link, ...]] = (_NOTHING, ())
             for k, n, tp, group in _choices(kinds, used):
-                alone = room(group, True, behind)
-                if alone[0] >= 1 and alone[0] > found[0]:
-                    found = alone[0], (_Link(k, n, tp, *alone),)
-                inner = room(group, False, behind)
+                alone = stage_layers(group, True, behind)
+                if alone[0] >= 1 and alone[0] > most[0]:
+                    most = alone[0], (_Link(k, n, tp, *alone),)
+                inner = stage_layers(group, False, behind)
                 if inner[0] >= 1:
-                    most, chain = best(_taking(used, k, n, tp), behind + 1)
-                    if most >= 1 and inner[0] + most > found[0]:
-                        found = inner[0] + most, (_Link(k, n, tp, *inner), *chain)
-            known[key] = found
-            return found
+                    before, chain = best(_take(used, k, n, tp), behind + 1)
+                    if before >= 1 and inner[0] + before > most[0]:
+                        most = inner[0] + before, (_Link(k, n, tp, *inner), *chain)
+            known[key] = most
+            return most
 
         return best(tuple((0,) * len(kind.machines) for kind in kinds), 0)
 
@@ -172,17 +177,17 @@ def _choices(kinds: list[_Kind], used: Used) -> Iterator[tuple[int, int, int, Tp
                     yield k, n, tp, group
 
 
-def _taking(used: Used, kind: int, before: int, degree: int) -> Used:
-    own = list(used[kind])
-    own[own.index(before)] += degree
-    return (*used[:kind], tuple(sorted(own)), *used[kind + 1 :])
+def _take(used: Used, kind: int, before: int, degree: int) -> Used:
+    counts = list(used[kind])
+    counts[counts.index(before)] += degree
+    return (*used[:kind], tuple(sorted(counts)), *used[kind + 1 :])
 
 
 # --------------------------------------------------------------------------------- limits
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PipelineLimits:
     """The longest context, the largest micro-batch in sequences within the batch, and the most layers of one pipeline,
     each with all else as asked, and a plan that proves it; None where nothing fits."""
 
@@ -191,12 +196,12 @@ class Limits:
     num_layers: PlacedPlan | None
 
     @classmethod
-    def of(cls, problem: Problem) -> "Limits":
+    def of(cls, problem: Problem) -> "PipelineLimits":
         """Those of a problem for which `is_exact` holds."""
         return cls(longest_context(problem), _largest_micro_batch(problem), _most_layers(problem))
 
 
-def proved(problem: Problem, size: int = 1) -> PlacedPlan | None:
+def proof(problem: Problem, size: int = 1) -> PlacedPlan | None:
     """The pipeline that `Capacity` finds, priced without a kernel, where it obeys all rules; else None."""
     plan = Capacity(problem, size).plan()
     return None if plan is None else certify(problem, plan, PlanPricer(problem, network=FairShares(compiled=False)))
@@ -211,15 +216,15 @@ def longest_context(problem: Problem) -> PlacedPlan | None:
         return problem.replace(workload=problem.workload.replace(seq_len=seq_len))
 
     first = min(problem.workload.seq_len, top)
-    return _proved_below(with_seq_len, first, SEQ_LEN_GRAIN, top)
+    return _largest_proof(with_seq_len, first, SEQ_LEN_GRAIN, top)
 
 
 def _most_layers(problem: Problem) -> PlacedPlan | None:
     most = min(Capacity(problem).most_layers, RANGES["num_layers"][1])
     while most >= 1:
-        found = proved(problem.replace(model=problem.model.with_num_layers(most)))
-        if found is not None:
-            return found
+        plan = proof(problem.replace(model=problem.model.with_num_layers(most)))
+        if plan is not None:
+            return plan
         most -= 1
     return None
 
@@ -227,11 +232,11 @@ def _most_layers(problem: Problem) -> PlacedPlan | None:
 def _largest_micro_batch(problem: Problem) -> PlacedPlan | None:
     wide = problem.replace(space=problem.space.replace(max_micro_batch_size=MAX_MICRO_BATCH))
     sizes = wide.space.micro_batch_sizes(problem.workload.global_batch)
-    found = (proved(wide, size) for size in sizes[::-1] if Capacity(wide, size).fits)
-    return next((plan for plan in found if plan is not None), None)
+    plans = (proof(wide, size) for size in sizes[::-1] if Capacity(wide, size).fits)
+    return next((plan for plan in plans if plan is not None), None)
 
 
-def _proved_below(problem_of: Callable[[int], Problem], first: int, grain: int, top: int) -> PlacedPlan | None:
+def _largest_proof(problem_of: Callable[[int], Problem], first: int, grain: int, top: int) -> PlacedPlan | None:
     """The pipeline of the largest value that fits."""
 
     def fits(value: int) -> bool:
@@ -242,8 +247,8 @@ def _proved_below(problem_of: Callable[[int], Problem], first: int, grain: int, 
 
     most = largest(fits, first, grain, top, 0.0)
     while most is not None and most >= 1:
-        found = proved(problem_of(most))
-        if found is not None:
-            return found
+        plan = proof(problem_of(most))
+        if plan is not None:
+            return plan
         most = most - grain if most > grain else None
     return None

@@ -10,7 +10,7 @@ from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.numbers.links import through_host_gb_per_s
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA
-from hexiopt.study.capacity import SEQ_LEN_GRAIN, Capacity, is_exact, longest_context, proved
+from hexiopt.study.capacity import SEQ_LEN_GRAIN, Capacity, is_exact, longest_context, proof
 from hexiopt.study.solution import PlacedPlan
 from hexiopt.units import GB, GIB, MICROSECOND
 
@@ -44,18 +44,18 @@ def cures(problem: Problem) -> Iterator[Cure]:
 def _all(problem: Problem) -> Iterator[Cure]:
     smallest, plan = problem, None
     for smallest in _other_states(problem):
-        if (plan := _fitting(smallest)) is not None:
-            yield Cure(_stated(problem, smallest), plan)
+        if (plan := _plan(smallest)) is not None:
+            yield Cure(_overrides(problem, smallest), plan)
             break  # what follows saves more and costs more
     for changed in (problem,) if plan is not None else (problem, smallest):
         if (shorter := _shorter(changed)) is not None:
             length = f"workload.seq_len={shorter.problem.workload.seq_len}"
-            yield Cure(f"{_stated(problem, changed)} {length}".strip(), shorter)
+            yield Cure(f"{_overrides(problem, changed)} {length}".strip(), shorter)
             break
     yield from _another_card(problem)
     if plan is None and smallest != problem:
         for cure in _another_card(smallest):
-            yield replace(cure, change=f"{_stated(problem, smallest)} and {cure.change}")
+            yield replace(cure, change=f"{_overrides(problem, smallest)} and {cure.change}")
 
 
 def _other_states(problem: Problem) -> Iterator[Problem]:
@@ -70,16 +70,20 @@ def _other_states(problem: Problem) -> Iterator[Problem]:
         yield problem.replace(workload=workload.replace(lora=replace(workload.lora, storage="nf4")))
 
 
-def _stated(problem: Problem, changed: Problem) -> str:
+def _overrides(problem: Problem, changed: Problem) -> str:
     """The overrides that make `changed` of `problem`."""
     before, after = problem.workload, changed.workload
-    words = [f"workload.{key}={getattr(after, key)}" for key in ("training", "optimizer") if getattr(before, key) != getattr(after, key)]
+    words = [
+        f"workload.{key}={getattr(after, key)}"
+        for key in ("training", "optimizer")
+        if getattr(before, key) != getattr(after, key)
+    ]
     return " ".join([*words, *[f"workload.lora.storage={after.lora.storage}"] * (before.lora != after.lora)])
 
 
-def _fitting(problem: Problem) -> PlacedPlan | None:
+def _plan(problem: Problem) -> PlacedPlan | None:
     try:
-        return proved(problem)
+        return proof(problem)
     except InputError:  # of a plan space or a model that does not go with the change
         return None
 
@@ -89,8 +93,8 @@ def _shorter(problem: Problem) -> PlacedPlan | None:
     if problem.workload.seq_len <= _SHORTEST:
         return None
     least = problem.replace(workload=problem.workload.replace(seq_len=max(_SHORTEST, SEQ_LEN_GRAIN)))
-    found = longest_context(least) if Capacity(least).fits else None
-    return found if found is not None and found.problem.workload.seq_len < problem.workload.seq_len else None
+    plan = longest_context(least) if Capacity(least).fits else None
+    return plan if plan is not None and plan.problem.workload.seq_len < problem.workload.seq_len else None
 
 
 def _another_card(problem: Problem) -> Iterator[Cure]:
@@ -101,7 +105,7 @@ def _another_card(problem: Problem) -> Iterator[Cure]:
     key: Callable[[Gpu], Any] = lambda gpu: (gpu.name not in have, gpu.memory_bytes, gpu.peak_flops(precision))  # noqa: E731
     for gpu in sorted(cards, key=key):
         changed = with_card(problem, gpu)
-        plan = _fitting(changed) if changed is not None and Capacity(changed).fits else None
+        plan = _plan(changed) if changed is not None and Capacity(changed).fits else None
         if plan is not None:
             yield Cure(f"1 {gpu.name} more ({gpu.memory_bytes / GIB:g} GiB)", plan)
             return
@@ -114,8 +118,17 @@ def with_card(problem: Problem, gpu: Gpu) -> Problem | None:
     like = cluster.machines[0]
     nic = min(rate, like.nic_bandwidth_bytes_per_s)
     card = like.replace(
-        name="more", spec_name="more", gpu=gpu, num_gpus=1, intra_links=(), num_interfaces=1, slow=(),
-        nic_bandwidth_bytes_per_s=nic, nic_latency_s=max(_LATENCY_S, like.nic_latency_s), price_per_hour=None, host=None,
+        name="more",
+        spec_name="more",
+        gpu=gpu,
+        num_gpus=1,
+        intra_links=(),
+        num_interfaces=1,
+        slow=(),
+        nic_bandwidth_bytes_per_s=nic,
+        nic_latency_s=max(_LATENCY_S, like.nic_latency_s),
+        price_per_hour=None,
+        host=None,
     )
     groups = tuple(
         replace(group, members=(*group.members, card.name)) if like.spec_name in group.members else group

@@ -26,7 +26,7 @@ from hexiopt.solving.referee import Refereed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.bisection import largest
-from hexiopt.study.capacity import MAX_MICRO_BATCH, Limits
+from hexiopt.study.capacity import MAX_MICRO_BATCH, PipelineLimits
 from hexiopt.study.inputs import constrain
 from hexiopt.study.price import certify
 from hexiopt.study.running import Interrupt, status_line
@@ -194,12 +194,12 @@ def fit(
     return Fit.of(rows, _COLUMNS, title=title, fittings=tuple(fittings), tried=space_in_words(problem))
 
 
-def limits_by_search(problem: Problem, solver: Refereed, budget: Budget, seed: int) -> Limits:
+def limits_by_search(problem: Problem, solver: Refereed, budget: Budget, seed: int) -> PipelineLimits:
     """What `solver` finds to fit, each question within `budget`; see `fit`."""
     with Interrupt().caught() as interrupt:
         fitting = _Questions("all", problem, solver, budget, seed, interrupt, lambda _: None).fitting(_PRECISION)
     by_name = {limit.quantity: limit.plan for limit in fitting.limits}
-    return Limits(by_name["seq_len"], fitting.micro_batch_plan, by_name["num_layers"])
+    return PipelineLimits(by_name["seq_len"], fitting.micro_batch_plan, by_name["num_layers"])
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[str, Problem]]:

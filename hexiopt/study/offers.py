@@ -1,6 +1,6 @@
 """Which card next: what one more of each card on sale gives, and what tokens cost then."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,8 @@ class Offer:
         if self.price is None:
             return ""
         now = None if self.before is None else trillion_tokens(self.before)
-        beside = "" if now is None else f", {amount(now)} now"
-        return f", {amount(self.price)} a trillion tokens{beside} (prices {self.source or 'of your list'})"
+        today = "" if now is None else f", {amount(now)} now"
+        return f", {amount(self.price)} a trillion tokens{today} (prices {self.source or 'of your list'})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -70,25 +70,23 @@ def offers(
     the plan without it, which must be priced by `prices` too. Raises InputError where none is on sale."""
     if not prices.on_sale:
         raise InputError("offers: no card is on sale; state gpu_purchase or gpu_price_per_hour in the list")
-    found = list(_found(problem, plan, prices, solver, budget, seed))
-    return tuple(sorted(found, key=_rank)[:_MOST])
+    return tuple(sorted(_plans(problem, plan, prices, solver, budget, seed), key=_rank)[:_MOST])
 
 
-def _found(
+def _plans(
     problem: Problem, plan: PlacedPlan | None, prices: PriceList, solver: Refereed, budget: Budget, seed: int
 ) -> Iterator[Offer]:
-    more = {"start": plan} if plan is not None and solver.takes_start else {}
     for gpu in prices.on_sale:
         changed = with_card(problem, gpu)
         if changed is None or gpu.peak_flops(problem.workload.precision) is None:
             continue
         priced = with_prices(changed, prices)
-        result = solver.solve(priced, budget, seed=seed, **more)
+        result = solver.solve(priced, budget, seed=seed, start=plan)
         judge = solver.judge(priced)
         after = None if result.plan is None else PlacedPlan.of(priced, result.plan, {}, judge, result.cost)
         yield Offer(gpu, after, plan, prices.source)
 
 
-def _rank(offer: Offer) -> Sequence[float]:
+def _rank(offer: Offer) -> tuple[bool, float, float]:
     rate = 0.0 if offer.plan is None else offer.plan.cost.tokens_per_s
     return (offer.plan is None, float("inf") if offer.price is None else offer.price, -rate)

@@ -37,12 +37,12 @@ def balanced_layers(problem: Problem, devices: Sequence[int]) -> Split | None:
     layer, embedding, head = weight_bytes(problem)
     equal = (embedding + model.num_layers * layer + head) / len(devices) + _BUFFER * layer
     memory = [cluster.gpu_of(device).usable_memory_bytes for device in devices]
-    room = [min(equal, own) for own in memory[:-1]] + memory[-1:]
-    room[0] -= max(layer, head)
-    room[0] -= embedding
+    free_bytes = [min(equal, limit) for limit in memory[:-1]] + memory[-1:]
+    free_bytes[0] -= max(layer, head)
+    free_bytes[0] -= embedding
     split, at = list[tuple[int, tuple[int, int]]](), 0
     for k, device in enumerate(devices):
-        end = min(model.num_layers, at + max(0, math.floor(room[k] / layer)))
+        end = min(model.num_layers, at + max(0, math.floor(free_bytes[k] / layer)))
         if end > at:
             split.append((device, (at, end)))
         at = end
@@ -114,7 +114,7 @@ def _chain(split: Split, size: int, count: int, policy: str) -> Pipeline:
 def device_map(prices: Prices) -> float:
     """The best of accelerate's split and one by memory, on the cards of one machine: a step is as many times one
     micro-batch alone as it takes, and an optimizer step."""
-    problem, found = prices.problem, list[float]()
+    problem, rates = prices.problem, list[float]()
     by_host: dict[str, list[int]] = {}
     for device in problem.usable_devices:
         by_host.setdefault(_host(problem.cluster, int(problem.cluster.machine_of[device])), []).append(device)
@@ -130,14 +130,15 @@ def device_map(prices: Prices) -> float:
             cost = prices.price([_chain(split, size, 1, policy)])
             if cost is not None:
                 turns = problem.workload.global_batch // size
-                found.append(problem.workload.tokens / (turns * cost.pipeline_s + cost.step_time_s - cost.pipeline_s))
-    return max(found, default=math.nan)
+                rates.append(problem.workload.tokens / (turns * cost.pipeline_s + cost.step_time_s - cost.pipeline_s))
+    return max(rates, default=math.nan)
 
 
 def _host(cluster: Cluster, machine: int) -> str:
     """The computer that a machine of the cluster, which may be a part of it, is in."""
     spec = cluster.machines[machine]
-    inside = (one.name for one in cluster.groups if spec.spec_name in one.members and one.shared_bytes_per_s < math.inf)
+    around = (group for group in cluster.groups if spec.spec_name in group.members)
+    inside = (group.name for group in around if group.shared_bytes_per_s < math.inf)
     return spec.host or next(inside, spec.name)
 
 
@@ -153,11 +154,11 @@ def equal_batches(prices: Prices) -> float:
 def best_card(prices: Prices) -> float:
     """The whole batch on one card."""
     batch = prices.problem.workload.global_batch
-    found = [
+    rates = [
         _most(prices, lambda size, policy, d=device: [prices.whole(d, size, batch // size, policy)])  # type: ignore[misc]
         for device in prices.problem.usable_devices
     ]
-    return max((own for own in found if not math.isnan(own)), default=math.nan)
+    return max((rate for rate in rates if not math.isnan(rate)), default=math.nan)
 
 
 def _most(prices: Prices, pipelines: Callable[[int, str], Sequence[Pipeline]]) -> float:

@@ -1,6 +1,6 @@
 """Does it fit, how fast, and what then: an answer in seven lines, without a kernel or a network.
 
-Limits are exact for a single pipeline where `capacity.py` answers; elsewhere a search finds what fits. The plan is of a
+PipelineLimits are exact for a single pipeline where `capacity.py` answers; elsewhere a search finds what fits. The plan is of a
 solver that starts at once.
 """
 
@@ -24,7 +24,7 @@ from hexiopt.solving import Budget, Solver, valid_seed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.alternatives import with_prices
-from hexiopt.study.capacity import Limits, is_exact, proved
+from hexiopt.study.capacity import PipelineLimits, is_exact, proof
 from hexiopt.study.cures import Cure, cures
 from hexiopt.study.fit import limits_by_search
 from hexiopt.study.inputs import constrain
@@ -45,7 +45,7 @@ _LABEL, _WIDTH, _MOST_STAGES, _MOST_PIPELINES = 7, 120, 6, 3
 class Verdict:
     """Whether a problem fits, with the plan that says so; without one, `reason` and changes that help.
 
-    `proved`: whether it is proved that nothing fits. `beside` has tokens per second of what owners do without a planner
+    `proved`: whether it is proved that nothing fits. `owners` has tokens per second of what owners do without a planner
     (NaN: does not fit), `unmet` what was required and is not there. `assumed` are figures that nobody stated.
     """
 
@@ -53,10 +53,10 @@ class Verdict:
     plan: PlacedPlan | None
     proved: bool
     reason: str
-    limits: Limits
+    limits: PipelineLimits
     exact: bool
     speed: SpeedInterval | None
-    beside: Mapping[str, float] = field(default_factory=dict)
+    owners: Mapping[str, float] = field(default_factory=dict)
     cures: tuple[Cure, ...] = ()
     unmet: tuple[str, ...] = ()
     assumed: str = ""
@@ -71,10 +71,12 @@ class Verdict:
         """The limits and the speed by the names that `require` has."""
         seq_len, micro_batch, num_layers = self.limits.seq_len, self.limits.micro_batch, self.limits.num_layers
         return {
-            "context": seq_len and seq_len.problem.workload.seq_len,
-            "micro_batch": micro_batch and max(own.micro_batch_size for own in micro_batch.pipelines),
-            "layers": num_layers and num_layers.problem.model.num_layers,
-            "tokens_per_s": self.plan and self.plan.cost.tokens_per_s,
+            "context": None if seq_len is None else seq_len.problem.workload.seq_len,
+            "micro_batch": None
+            if micro_batch is None
+            else max(line.micro_batch_size for line in micro_batch.pipelines),
+            "layers": None if num_layers is None else num_layers.problem.model.num_layers,
+            "tokens_per_s": None if self.plan is None else self.plan.cost.tokens_per_s,
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class Verdict:
             "tokens_per_s_interval": [speed.low, speed.high] if speed and speed.low else None,
             "evidence": speed and speed.grade,
             "limits_are_exact": self.exact,
-            "beside_tokens_per_s": {name: None if math.isnan(rate) else rate for name, rate in self.beside.items()},
+            "beside_tokens_per_s": {name: None if math.isnan(rate) else rate for name, rate in self.owners.items()},
             "cures": [cure.to_dict() for cure in self.cures],
             "unmet": list(self.unmet),
             "offers": [offer.to_dict() for offer in self.offers],
@@ -100,12 +102,12 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        return "\n".join(line for label, text in self.lines() for line in _wrapped(label, text))
+        return "\n".join(line for label, text in self.lines() for line in _wrap(label, text))
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Labels and texts, a line or more each."""
         head = {"yes": "FITS", "not found": "NOT FOUND", "impossible": "DOES NOT FIT"}[self.fits]
-        yield head, f"{asked(self.problem)}{f' ({self.assumed}: assumed)' if self.assumed else ''}"
+        yield head, f"{question(self.problem)}{f' ({self.assumed}: assumed)' if self.assumed else ''}"
         if self.plan is not None and self.speed is not None:
             yield "speed", f"{self.plan.cost.tokens_per_s:,.0f} tokens/s; {self.speed}"
         limits = list(self._limits())
@@ -114,8 +116,11 @@ class Verdict:
             yield "limits", f"{' · '.join(limits)} ({of_one})"
         if self.plan is not None:
             yield "plan", "; ".join([*_pipelines(self.plan), self._memory(self.plan)])
-        if self.beside and self.plan is not None:
-            yield "beside", f"{' · '.join(self._beside(self.plan.cost.tokens_per_s))} (all in {_stored(self.problem)})"
+        if self.owners and self.plan is not None:
+            yield (
+                "beside",
+                f"{' · '.join(self._owners_in_words(self.plan.cost.tokens_per_s))} (all in {_storage(self.problem)})",
+            )
         if self.plan is not None and (price := trillion_tokens(self.plan)) is not None:
             yield "money", f"{amount(price)} a trillion tokens"
         if self.reason:
@@ -127,10 +132,10 @@ class Verdict:
                 yield "" if number else label, str(line)
 
     def _limits(self) -> Iterator[str]:
-        found = self.quantities()
+        quantities = self.quantities()
         for name, noun in (("context", "context {:,}"), ("micro_batch", "micro-batch {:,}"), ("layers", "{:,} layers")):
-            if found[name] is not None:
-                yield noun.format(found[name])
+            if quantities[name] is not None:
+                yield noun.format(quantities[name])
 
     def _memory(self, plan: PlacedPlan) -> str:
         cost = plan.facts.tightest.cost
@@ -138,34 +143,38 @@ class Verdict:
         more = memory_risk(evidence_of(self.problem, plan), cost.limit_bytes / cost.memory.total)
         return f"{text}; {more}" if more else text
 
-    def _beside(self, ours: float) -> Iterator[str]:
-        for name, rate in self.beside.items():
+    def _owners_in_words(self, ours: float) -> Iterator[str]:
+        for name, rate in self.owners.items():
             times = ours / rate if rate else math.nan
             than = f"{times:.2f} × slower" if times >= 1 else f"{1 / times:.2f} × faster"
             yield f"{_WORDS[name]} {'does not fit' if math.isnan(rate) else than}"
 
 
-def memory_risk(runs: Evidence | None, room: float) -> str:
-    """A warning where published runs of the kind needed more than `room` times what was predicted for them."""
-    over = sum(ratio > room for ratio in runs.memory) if runs is not None else 0
-    return f"tight: {over} of {len(runs.memory)} published runs needed that much more than predicted" if runs and over else ""
+def memory_risk(runs: Evidence | None, spare: float) -> str:
+    """A warning where published runs of the kind needed more than `spare` times what was predicted for them."""
+    over = sum(ratio > spare for ratio in runs.memory) if runs is not None else 0
+    return (
+        f"tight: {over} of {len(runs.memory)} published runs needed that much more than predicted"
+        if runs and over
+        else ""
+    )
 
 
-def asked(problem: Problem) -> str:
+def question(problem: Problem) -> str:
     """What is asked, in words."""
     workload, cluster = problem.workload, problem.cluster
     training = "full training" if workload.adapters is None else f"LoRA of rank {workload.lora.rank}"
     batch = f"{workload.global_batch} × {workload.seq_len:,} tokens"
     optimizer = "" if workload.optimizer == "adamw" else f", {workload.optimizer}"
-    return f"{problem.model.name}, {training} ({_stored(problem)}){optimizer}, {batch}, on {cluster.name}"
+    return f"{problem.model.name}, {training} ({_storage(problem)}){optimizer}, {batch}, on {cluster.name}"
 
 
-def _stored(problem: Problem) -> str:
+def _storage(problem: Problem) -> str:
     adapters = problem.workload.adapters
     return problem.workload.precision if adapters is None else adapters.storage
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def _wrap(label: str, text: str) -> list[str]:
     first = label.ljust(_LABEL) if len(label) < _LABEL else f"{label}  "
     return wrap(first + text, _WIDTH, subsequent_indent=" " * _LABEL, break_on_hyphens=False)
 
@@ -204,8 +213,8 @@ def verdict(
     assumed: str = "",
     **options: object,
 ) -> Verdict:
-    """Whether `problem` fits, the speed to expect of a plan with an interval by published runs, the longest context, the
-    largest micro-batch and the most layers, and what owners do without a planner beside it.
+    """Whether `problem` fits, the speed to expect of a plan with an interval by published runs, the longest context,
+    the largest micro-batch and the most layers, and what owners do without a planner beside it.
 
     Without a plan, `cures` has up to three changes that were seen to fit, the cheapest first. `require` maps context,
     micro_batch, layers and tokens_per_s to the least that is asked of them: `unmet` says which fall short. `offers` is
@@ -217,14 +226,13 @@ def verdict(
     problem = with_prices(problem, prices)
     wanted = least_required(Section(dict(require or {}), "require"))
     exact = is_exact(problem)
-    start: Plan | None = proved(problem) if exact else None
+    start: Plan | None = proof(problem) if exact else None
     refereed = make_solver(solver, options, kernel_free)
     judge = kernel_free(problem)
-    more = {"start": start} if refereed.takes_start else {}
-    result = refereed.solve(problem, budget, seed=seed, judge=judge, **more)
+    result = refereed.solve(problem, budget, seed=seed, judge=judge, start=start if refereed.takes_start else None)
     plan = PlacedPlan.of(problem, result.plan, {}, judge, result.cost) if result.plan is not None else None
-    limits = Limits.of(problem) if exact else limits_by_search(problem, refereed, budget, seed)
-    found = Verdict(
+    limits = PipelineLimits.of(problem) if exact else limits_by_search(problem, refereed, budget, seed)
+    answer = Verdict(
         problem,
         plan,
         result.status == Status.INFEASIBLE,
@@ -237,7 +245,7 @@ def verdict(
         assumed=assumed,
         offers=() if offers is None else best_offers(problem, plan, prices, refereed, budget, seed),
     )
-    return _judged(found, wanted)
+    return _judge(answer, wanted)
 
 
 def _is_dense_of_cards(problem: Problem) -> bool:
@@ -245,11 +253,11 @@ def _is_dense_of_cards(problem: Problem) -> bool:
     return 1 < len(problem.usable_devices) <= 16 and not problem.model.shares_experts
 
 
-def _judged(found: Verdict, wanted: Mapping[str, float]) -> Verdict:
-    quantities = found.quantities()
+def _judge(answer: Verdict, wanted: Mapping[str, float]) -> Verdict:
+    quantities = answer.quantities()
     unmet = [
         f"{name} {value or 0:,.10g} is less than the {least:,.10g} required"
         for name, least in wanted.items()
         if (value := quantities[name]) is None or value < least
     ]
-    return replace(found, unmet=tuple(unmet))
+    return replace(answer, unmet=tuple(unmet))

@@ -192,11 +192,15 @@ def test_members_of_a_group_share_what_lies_between_them_in_both_directions() ->
     network = cluster.network
     names = [network.resource_name(r) for r in range(network.num_resources)]
     assert [names[r] for r in network.route(0, 1)] == ["a interface 0 transmit", "pc inside", "b interface 0 receive"]
-    assert [names[r] for r in network.route(0, 3)] == ["a interface 0 transmit", "pc uplink out", "d interface 0 receive"]
+    assert [names[r] for r in network.route(0, 3)] == [
+        "a interface 0 transmit",
+        "pc uplink out",
+        "d interface 0 receive",
+    ]
     assert network.pair_bandwidth(0, 1) == network.bandwidth[0, 1] == 8e9
     assert network.pair_bandwidth(0, 3) == network.bandwidth[0, 3] == 1e9
     assert network.capacity[names.index("pc inside")] == 8e9
     assert read(cluster_to_dict(cluster)) == cluster
-    # Two transfers at once, one each way: each needs an eighth of a second of the same thing, and has it half of the time.
+    # Two transfers at once, one each way: each needs an eighth of a second of the same thing, for half of the time.
     load, _ = load_of(network, [(0, 1, 1e9), (1, 0, 1e9)], receivers=True)
     assert max(load.values()) == load[names.index("pc inside")] == pytest.approx(2 / 8)

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import LORA, Workload
-from hexiopt.study.capacity import Capacity, Limits, is_exact, proved
+from hexiopt.study.capacity import Capacity, PipelineLimits, is_exact, proof
 
 MODEL = hx.model("llama2_70b").replace(num_layers=4)  # layers of 1.7 GB: few fit
 _MOST = 60  # layers, beyond what any two cards here hold
@@ -93,7 +93,7 @@ def test_what_fits_has_a_plan_that_obeys_every_rule(problem: Problem, layers: in
     sized = problem.replace(model=MODEL.with_num_layers(layers))
     capacity = Capacity(sized)
     plan = capacity.plan()
-    assert (plan is not None) == capacity.fits == (proved(sized) is not None)
+    assert (plan is not None) == capacity.fits == (proof(sized) is not None)
     if plan is not None:
         assert not hx.check(sized, plan)
 
@@ -102,8 +102,10 @@ def test_limits_of_a_pc_by_its_neighbours() -> None:
     """Each limit fits, and the next value does not."""
     lora = Workload(32, 2048, training=LORA)
     problem = Problem(hx.cluster("pc_3090_4090"), hx.model("qwen3_8b"), lora)
-    limits = Limits.of(problem)
-    assert limits.seq_len is not None and limits.micro_batch is not None and limits.num_layers is not None
+    limits = PipelineLimits.of(problem)
+    assert limits.seq_len is not None
+    assert limits.micro_batch is not None
+    assert limits.num_layers is not None
     longest = limits.seq_len.problem.workload.seq_len
     assert not Capacity(problem.replace(workload=lora.replace(seq_len=longest + 128))).fits
     most = limits.num_layers.problem.model.num_layers
@@ -119,7 +121,7 @@ def test_many_equal_machines_are_one_kind() -> None:
     problem = Problem(cluster, hx.model("llama2_70b"), Workload(32, 2048, training=LORA))
     assert is_exact(problem)
     assert Capacity(problem).most_layers >= 80
-    assert not hx.check(problem, proved(problem))  # type: ignore[arg-type]
+    assert not hx.check(problem, proof(problem))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import hexiopt as hx
 from hexiopt.discovery.cards import cluster_of_cards
-from hexiopt.numbers.errors import Evidence, evidence, quantile
+from hexiopt.numbers.errors import Evidence, evidence
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA, Workload
@@ -31,14 +31,18 @@ def test_two_unlike_cards() -> None:
     problem = asked([3090, 4090])
     told = hx.verdict(problem)
     assert (told.fits, told.exact, told.reason, told.cures) == ("yes", True, "", ())
-    assert told.plan is not None and not hx.check(problem, told.plan)
+    assert told.plan is not None
+    assert not hx.check(problem, told.plan)
     # Its price without kernels is the clock's.
     assert told.plan.cost.step_time_s == pytest.approx(hx.price(problem, told.plan).step_time_s, rel=1e-9)
-    best = max(told.beside.values())
+    best = max(told.owners.values())
     assert told.plan.cost.tokens_per_s > 1.5 * best, "a plan is worth having"
     found = told.quantities()
-    assert found["context"] == 17_152 and found["layers"] == 101 and found["micro_batch"] == 8
-    assert told.speed is not None and told.speed.grade == "B"
+    assert found["context"] == 17_152
+    assert found["layers"] == 101
+    assert found["micro_batch"] == 8
+    assert told.speed is not None
+    assert told.speed.grade == "B"
     assert told.speed.low < told.plan.cost.tokens_per_s  # type: ignore[operator]
     text = str(told)
     assert text.startswith("FITS   qwen3_8b, LoRA of rank 16 (16bit), 32 × 2,048 tokens, on rtx_3090 + rtx_4090")
@@ -49,7 +53,8 @@ def test_two_unlike_cards() -> None:
 @pytest.mark.parametrize("work", [ADAPTERS, Workload(32, 2048)], ids=["adapters", "full"])
 def test_every_cure_of_what_does_not_fit_fits(work: Workload) -> None:
     told = hx.verdict(asked([3090], "qwen3_32b", work))
-    assert told.fits == "impossible" and told.plan is None
+    assert told.fits == "impossible"
+    assert told.plan is None
     assert 1 <= len(told.cures) <= 3
     for cure in told.cures:
         assert not hx.check(cure.plan.problem, cure.plan), cure.change
@@ -76,10 +81,12 @@ def test_the_next_card_and_its_price() -> None:
     told = hx.verdict(asked([3090, 4090]), offers=PRICES)
     assert [offer.gpu.name for offer in told.offers] == ["rtx_4090", "rtx_3060_12gb"]
     best = told.offers[0]
-    assert best.plan is not None and told.plan is not None
+    assert best.plan is not None
+    assert told.plan is not None
     assert best.plan.cost.tokens_per_s > 1.2 * told.plan.cost.tokens_per_s
     for offer in told.offers:
-        assert offer.plan is not None and not hx.check(offer.plan.problem, offer.plan)
+        assert offer.plan is not None
+        assert not hx.check(offer.plan.problem, offer.plan)
         assert offer.plan.cost.step_time_s <= told.plan.cost.step_time_s * (1 + 1e-9), "a card more is never worse"
     # A 4090 at its limit of 450 W, over 13,149 hours.
     machines = best.plan.problem.cluster.machines
@@ -94,7 +101,8 @@ def test_storages_without_published_runs_have_no_interval() -> None:
     problem = asked([3090], work=ADAPTERS.replace(lora=Lora(storage="nf4")))
     assert kind_of(problem) is None
     told = hx.verdict(problem)
-    assert told.speed is not None and (told.speed.grade, told.speed.low) == ("C", None)
+    assert told.speed is not None
+    assert (told.speed.grade, told.speed.low) == ("C", None)
     assert "[C: no published run of the kind]" in str(told)
 
 
@@ -103,9 +111,11 @@ def test_intervals_are_those_of_the_file() -> None:
     assert {("adapters", True), ("full", True), ("experts", True)} <= rows.keys()
     for row in rows.values():
         low, high = row.interval
-        inside = sum(low <= ratio <= high for ratio in row.speed)
-        assert 0.75 <= inside / len(row.speed) <= 0.9
-    assert quantile((1.0, 2.0, 4.0), 0.75) == 3.0
+        beyond = sum(ratio < low for ratio in row.speed), sum(ratio > high for ratio in row.speed)
+        # Another run lies outside in 2 (beyond + 1) of n + 1 cases: at most in two of ten, and not in far fewer.
+        assert len(row.speed) >= 10
+        assert max(beyond) <= 0.1 * (len(row.speed) + 1) - 1
+        assert min(beyond) + 2 > 0.1 * (len(row.speed) + 1)
 
 
 def test_memory_is_tight_where_published_runs_needed_more() -> None:
@@ -165,4 +175,5 @@ def test_the_line_for_scripts(hexiopt: Run) -> None:
 def test_wrong_input_is_one_line(hexiopt: Run, words: tuple[str, ...], says: str) -> None:
     ran = hexiopt("fit", "model=qwen3_8b", *words)
     assert ran.code == 2
-    assert says in ran.err and ran.err.count("\n") == 1
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
