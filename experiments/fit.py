@@ -17,6 +17,7 @@ from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt
 from experiments.app.own_files import FILE_CHOICES, typed
 from hexiopt import Verdict, fit, verdict
+from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import cluster_text
 from hexiopt.study.capacity import is_exact
 
@@ -28,6 +29,8 @@ def run(job: Job) -> float:
 
     Raises InputError, and NoPlanError where it does not fit, or less than `fit.require` states.
     """
+    if job.pricer is not None and job.config.print != "full":
+        raise InputError(f"pricer: {job.pricer} prices only the table of print=full; add that, or leave pricer out")
     assumed = "" if job.cards is None else job.cards.assumed
     with interrupt.caught():
         answer = _verdict(job, assumed)

@@ -50,7 +50,10 @@ def balanced_layers(problem: Problem, devices: Sequence[int]) -> Split | None:
 
 
 def weight_bytes(problem: Problem) -> tuple[float, float, float]:
-    """Bytes of a layer's frozen weights as they are stored, of the embedding and of the LM head."""
+    """Bytes of a layer's weights as they are stored, without adapters, of the embedding and of the LM head."""
+    model, width = problem.model, problem.workload.element_bytes
+    if problem.workload.adapters is None:
+        return width * model.layer_params, width * model.embedding_params, width * model.head_params
     shard = largest_shard(problem.model, 1)
     groups = Parameters(problem.model, problem.workload).frozen_groups
     layer, embedding, head = (

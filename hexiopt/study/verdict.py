@@ -1,6 +1,6 @@
 """Does it fit, how fast, and what then: an answer in seven lines, without a kernel or a network.
 
-PipelineLimits are exact for a single pipeline where `capacity.py` answers; elsewhere a search finds what fits. The plan is of a
+Limits are exact for a single pipeline where `capacity.py` answers; elsewhere a search finds what fits. The plan is of a
 solver that starts at once.
 """
 

@@ -47,6 +47,13 @@ def test_weights_are_those_of_the_model() -> None:
         assert layer == pytest.approx(width * model.layer_params, rel=1e-3)
 
 
+def test_full_training_has_the_weights_of_all_modules() -> None:
+    problem = PC.problem("qwen3_8b", "16bit")
+    full = problem.replace(workload=problem.workload.replace(training="full"))
+    for ours, theirs in zip(weight_bytes(full), weight_bytes(problem), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+
+
 def test_a_balanced_split_by_hand() -> None:
     """Two cards of 24 GB: a part is half of the weights and 1.25 layers, of which the first card keeps its largest
     module free; the other takes what is left."""
