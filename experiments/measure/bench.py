@@ -314,6 +314,20 @@ def commands(scale: float) -> Iterator[BenchRow]:
         yield BenchRow("commands", said, slowest_s, "s", f"≤ {most_s:g}", slowest_s <= most_s)
 
 
+def fitting(scale: float) -> Iterator[BenchRow]:
+    """CPU seconds of `hexiopt fit` as a whole for two cards, the default workload and adapters."""
+    words = ("fit", "model=Qwen/Qwen3-8B", "gpus=[3090,4090]", "workload.training=lora")
+    took_s = []
+    for _ in range(max(1, round(COMMANDS * scale))):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with TemporaryDirectory() as folder:
+            subprocess.run((sys.executable, "-m", "hexiopt", *words), cwd=folder, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    middle_s = median(took_s)
+    yield BenchRow("fitting", "hexiopt fit of two cards: CPU seconds", middle_s, "s", "≤ 2", middle_s <= 2.0)
+
+
 def gap(scale: float) -> Iterator[BenchRow]:
     """The gap of the portfolio's plan to the lower bound, with one minute for the plan and one for the bound."""
     for rate, most in ((12.5, 0.10), (0.625, 0.20)):
@@ -379,6 +393,7 @@ BENCHES: dict[str, Callable[[float], Iterator[BenchRow]]] = {
     "speed": speed,
     "large": large,
     "commands": commands,
+    "fitting": fitting,
     "partition": partition,
     "gap": gap,
     "host": host,
