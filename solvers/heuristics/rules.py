@@ -20,7 +20,7 @@ _RANKING = 0.6  # most of the budget for estimates
 
 
 class Rules(SearchSolver):
-    """Rule-based partitions, those that promise most priced: an answer within a second on a few GPUs, without kernels.
+    """Rule-based partitions, the most promising priced: an answer at once, without kernels.
 
     A step is a price.
     """
