@@ -19,7 +19,7 @@ from experiments.app.own_files import FILE_CHOICES, typed
 from hexiopt import Verdict, fit, verdict
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import cluster_text
-from hexiopt.study.capacity import is_exact
+from hexiopt.study.fitting.capacity import is_exact
 
 _AT_ONCE, _SEARCH = "rules", "portfolio"
 

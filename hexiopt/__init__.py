@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hexiopt.study.export import import_plan as import_plan
     from hexiopt.study.fit import Fit as Fit
     from hexiopt.study.fit import fit as fit
+    from hexiopt.study.fitting.verdict import Verdict as Verdict
+    from hexiopt.study.fitting.verdict import verdict as verdict
     from hexiopt.study.inputs import cluster as cluster
     from hexiopt.study.inputs import model as model
     from hexiopt.study.price import check as check
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from hexiopt.study.sweep import sweep as sweep
     from hexiopt.study.training import TrainedRun as TrainedRun
     from hexiopt.study.training import read_training as read_training
-    from hexiopt.study.verdict import Verdict as Verdict
-    from hexiopt.study.verdict import verdict as verdict
     from hexiopt.study.what_if import WhatIf as WhatIf
     from hexiopt.study.what_if import what_if as what_if
 

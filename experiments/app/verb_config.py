@@ -12,8 +12,8 @@ from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 from hexiopt.study.alternatives import Wishes
+from hexiopt.study.fitting.require import least_required
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
-from hexiopt.study.require import least_required
 from runtime.settings import AdamW, ExpertTraining, Settings
 
 HUGGING_FACE = "huggingface"

@@ -26,7 +26,7 @@ from hexiopt.solving.referee import Refereed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.bisection import largest
-from hexiopt.study.capacity import MAX_MICRO_BATCH, PipelineLimits
+from hexiopt.study.fitting.capacity import MAX_MICRO_BATCH, PipelineLimits
 from hexiopt.study.inputs import constrain
 from hexiopt.study.price import certify
 from hexiopt.study.running import Interrupt, status_line

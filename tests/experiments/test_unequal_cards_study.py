@@ -7,7 +7,7 @@ import pytest
 from experiments.studies.cases.cards import FLEETS, MODELS, STORAGES, CardFleet
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
-from hexiopt.study.owners import (
+from hexiopt.study.fitting.owners import (
     Prices,
     balanced_layers,
     best_card,

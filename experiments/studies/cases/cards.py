@@ -7,7 +7,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA, Workload
-from hexiopt.study.owners import BEST, EQUAL, MAP, owners_tokens_per_s
+from hexiopt.study.fitting.owners import BEST, EQUAL, MAP, owners_tokens_per_s
 
 BATCH, SEQ_LEN, RANK = 32, 2048, 16
 STORAGES = {"16bit": "16-bit", "nf4": "NF4"}

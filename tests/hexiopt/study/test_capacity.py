@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import recompute_policies
 from hexiopt.problem.workload import LORA, Workload
-from hexiopt.study.capacity import Capacity, PipelineLimits, is_exact, proof
+from hexiopt.study.fitting.capacity import Capacity, PipelineLimits, is_exact, proof
 
 MODEL = hx.model("llama2_70b").replace(num_layers=4)  # layers of 1.7 GB: few fit
 _MOST = 60  # layers, beyond what any two cards here hold

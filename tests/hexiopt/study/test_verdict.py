@@ -15,7 +15,7 @@ from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA, Workload
 from hexiopt.report.evidence import kind_of
-from hexiopt.study.verdict import memory_risk
+from hexiopt.study.fitting.verdict import memory_risk
 from tests.conftest import Run
 
 ADAPTERS = Workload(32, 2048, training=LORA)

@@ -24,14 +24,14 @@ from hexiopt.solving import Budget, Solver, valid_seed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.alternatives import with_prices
-from hexiopt.study.capacity import PipelineLimits, is_exact, proof
-from hexiopt.study.cures import Cure, cures
 from hexiopt.study.fit import limits_by_search
+from hexiopt.study.fitting.capacity import PipelineLimits, is_exact, proof
+from hexiopt.study.fitting.cures import Cure, cures
+from hexiopt.study.fitting.offers import Offer, trillion_tokens
+from hexiopt.study.fitting.offers import offers as best_offers
+from hexiopt.study.fitting.owners import BEST, EQUAL, MAP, owners_tokens_per_s
+from hexiopt.study.fitting.require import least_required
 from hexiopt.study.inputs import constrain
-from hexiopt.study.offers import Offer, trillion_tokens
-from hexiopt.study.offers import offers as best_offers
-from hexiopt.study.owners import BEST, EQUAL, MAP, owners_tokens_per_s
-from hexiopt.study.require import least_required
 from hexiopt.study.solution import PlacedPlan
 from hexiopt.units import GIB
 

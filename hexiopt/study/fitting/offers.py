@@ -13,7 +13,7 @@ from hexiopt.report.style import amount
 from hexiopt.solving import Budget
 from hexiopt.solving.referee import Refereed
 from hexiopt.study.alternatives import with_prices
-from hexiopt.study.cures import with_card
+from hexiopt.study.fitting.cures import with_card
 from hexiopt.study.solution import PlacedPlan
 
 _MOST = 3

@@ -10,7 +10,7 @@ from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.numbers.links import through_host_gb_per_s
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA
-from hexiopt.study.capacity import SEQ_LEN_GRAIN, Capacity, is_exact, longest_context, proof
+from hexiopt.study.fitting.capacity import SEQ_LEN_GRAIN, Capacity, is_exact, longest_context, proof
 from hexiopt.study.solution import PlacedPlan
 from hexiopt.units import GB, GIB, MICROSECOND
 
