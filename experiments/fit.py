@@ -1,26 +1,112 @@
-"""`hexiopt fit cluster=... model=...`: what fits in memory, on the whole cluster and on each GPU type alone.
+"""`hexiopt fit gpus=[3090,4090] model=...`: whether it fits, how fast, the longest context, and what owners do.
 
-The solver answers each question within its budget, `solver.time_limit_s` and `solver.max_steps`. It writes `fit.csv`,
-and for every limit the plan that proves it, a plan file that `hexiopt price` checks.
+It writes the plan and those that prove its limits, which `hexiopt price` checks, and `fit.json`. `print=json` prints
+that alone; `print=full` also says what the solver finds to fit on each GPU type alone, and writes `fit.csv`.
 """
 
+import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt
-from hexiopt import fit
+from experiments.app.own_files import FILE_CHOICES, typed
+from hexiopt import Verdict, fit, verdict
+from hexiopt.errors import InputError
+from hexiopt.files.cluster_yaml import cluster_text
+from hexiopt.study.fitting.capacity import is_exact
+
+_AT_ONCE, _SEARCH = "rules", "portfolio"
 
 
 def run(job: Job) -> float:
-    """Say what fits; returns the step time in seconds of a plan for the problem as asked.
+    """Say whether the problem fits; returns the step time in seconds of a plan.
 
-    Raises InputError, and NoPlanError where the problem does not fit the whole cluster.
+    Raises InputError, and NoPlanError where it does not fit, or less than `fit.require` states.
     """
+    if job.pricer is not None and job.config.print != "full":
+        raise InputError(f"pricer: {job.pricer} prices only the table of print=full; add that, or leave pricer out")
+    assumed = "" if job.cards is None else job.cards.assumed
     with interrupt.caught():
-        result = fit(job.problem, precision=job.config.fit.precision, pricer=job.pricer, **job.search_arguments())
+        answer = _verdict(job, assumed)
+    job.write_json("fit.json", answer.to_dict())
+    written = ["fit.json", *_write_plans(job, answer)]
+    if job.cards is not None:
+        job.write("cluster.yaml", cluster_text(job.cards.data, [f"Assumed: {assumed}."] if assumed else [], {}))
+        written.append("cluster.yaml")
+    if not job.in_sweep:
+        print(json.dumps(answer.to_dict(), indent=1) if job.config.print == "json" else _text(job, answer, written))
+    if job.config.print == "full":
+        _table(job)
+    if answer.plan is None:
+        raise NoPlanError(f"{answer.fits}: {answer.reason}")
+    if answer.unmet:
+        raise NoPlanError(f"fit.require: {'; '.join(answer.unmet)}")
+    return answer.plan.cost.step_time_s
+
+
+def _verdict(job: Job, assumed: str) -> Verdict:
+    """By the solver; where the one that starts at once finds nothing that a search may find, by a search too."""
+    asked = {"require": job.config.fit.require, "offers": job.config.fit.offers, "assumed": assumed}
+    solver = job.config.solver.name
+    arguments = job.search_arguments(compiled=solver != _AT_ONCE)
+    del arguments["progress"]
+    if solver == _AT_ONCE and arguments["max_steps"] is None:
+        del arguments["max_steps"]
+    answer = verdict(job.problem, **asked, **arguments)
+    may_fit = answer.plan is None and not answer.proved
+    if may_fit and solver == _AT_ONCE and not (is_exact(job.problem) and job.problem.workload.adapters is not None):
+        again = job.search_arguments() | {"solver": _SEARCH, "max_steps": job.config.solver.max_steps}
+        del again["progress"]
+        answer = verdict(job.problem, **asked, **again)
+    return answer
+
+
+def _write_plans(job: Job, answer: Verdict) -> list[str]:
+    limits = answer.limits
+    plans = {
+        "plan": answer.plan,
+        "context": limits.seq_len,
+        "micro_batch": limits.micro_batch,
+        "layers": limits.num_layers,
+    }
+    names = [f"{name}.json" for name in plans]
+    job.drop(*names)
+    for name, plan in plans.items():
+        if plan is not None:
+            job.write_json(f"{name}.json", plan.to_dict())
+    return [f"{name}.json" for name, plan in plans.items() if plan is not None]
+
+
+def _text(job: Job, answer: Verdict, written: list[str]) -> str:
+    lines = [str(answer)]
+    if answer.plan is not None:
+        lines.append(f"next   hexiopt train {typed('plan', job.folder / 'plan.json')}")
+        lines.append(f"       hexiopt plan {' '.join(_as_typed(job.overrides))}  (a longer search)")
+    return "\n".join([*lines, f"files  {typed('', job.folder).lstrip('=')}: {', '.join(written)}"])
+
+
+def _as_typed(overrides: Sequence[str]) -> Iterator[str]:
+    """The overrides of the problem as they were typed: `own_files.py` rewrites files and names of the Hub."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        group, _, rest = key.partition(".")
+        if rest == "path" and group in FILE_CHOICES:
+            name = value.strip("'")
+            yield typed(group, Path(name)) if Path(name).exists() else f"{group}={name}"
+        elif value != FILE_CHOICES.get(group) and group not in ("fit", "print", "hydra", "solver"):
+            yield override.lstrip("+")
+
+
+def _table(job: Job) -> None:
+    """What the solver finds to fit, on all devices and on those of each GPU type."""
+    arguments: dict[str, Any] = job.search_arguments()
+    result = fit(job.problem, precision=job.config.fit.precision, pricer=job.pricer, **arguments)
     job.write("fit.csv", result.to_csv())
     written = ["fit.csv"]
     for fitting in result.fittings:
@@ -29,12 +115,8 @@ def run(job: Job) -> float:
             if plan is not None:
                 written.append(re.sub(r"[^\w.-]", "_", f"{fitting.devices}-{quantity}.json"))
                 job.write_json(written[-1], plan.to_dict())
-    job.show(Text(str(result)))
+    job.show("", Text(str(result)))
     job.show_files(*written)
-    asked = result.fittings[0]
-    if asked.plan is None:
-        raise NoPlanError(f"{asked.fits}: {asked.reason}")
-    return asked.plan.cost.step_time_s
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from experiments.reports.validation import (
     validation_csv,
 )
 from experiments.validation.cases import Given, case_of
+from experiments.validation.errors import write_errors
 from experiments.validation.features import states_feature
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, process_ratios, reserved_ratios
@@ -71,6 +72,8 @@ def run(job: Job) -> float:
         reasons = ", ".join(f"{reason} ({len(group)})" for reason, group in skipped.items())
         raise InputError(f"{path}: none of its {len(rows)} rows can be predicted: {reasons}")
     job.write("validation.csv", validation_csv(predictions))
+    if job.config.validate.errors:
+        write_errors(Path(job.config.validate.errors), path, priced)
     by_source = _errors_by(known, lambda case: (case.row.source, f"{case.row.gpu} {case.problem.workload.precision}"))
     job.show(errors_table(by_source, f"By source, GPU and precision (ρ of the worst family of {_FAMILY} rows or more)"))
     adapted = [pair for pair in known if pair[0].problem.workload.adapters is not None]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from hexiopt.study.export import import_plan as import_plan
     from hexiopt.study.fit import Fit as Fit
     from hexiopt.study.fit import fit as fit
+    from hexiopt.study.fitting.verdict import Verdict as Verdict
+    from hexiopt.study.fitting.verdict import verdict as verdict
     from hexiopt.study.inputs import cluster as cluster
     from hexiopt.study.inputs import load_problem as load_problem
     from hexiopt.study.inputs import model as model

@@ -15,6 +15,7 @@ from hexiopt.solving.registry import ALIASES, SolverClass, current_name, import_
 
 BUILT_IN: Mapping[str, str] = {
     "random": "solvers.heuristics.random_partition:RandomPartition",
+    "rules": "solvers.heuristics.rules:Rules",
     "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
     "local_search": "solvers.heuristics.local_search:LocalSearch",
     "portfolio": "solvers.portfolio:Portfolio",

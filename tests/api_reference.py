@@ -48,7 +48,7 @@ PARTS = {
         "lower_bound",
     ),
     "Compare and sweep": ("compare", "sweep", "read_sweep", "read_training"),
-    "Ask before buying or when the cluster changes": ("fit", "what_if", "replan"),
+    "Ask before buying or when the cluster changes": ("verdict", "fit", "what_if", "replan"),
     "Other systems": ("export", "import_plan"),
 }
 RESULTS = {

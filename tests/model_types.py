@@ -45,9 +45,9 @@ YAML file with the same keys, or a name on the Hub:
 hexiopt plan cluster=small_mixed model=experiments/data/config.json workload.seq_len=2048
 ```
 
-`model=Qwen/Qwen2.5-7B` reads `config.json` from the local cache of the Hub or, where it has none, from the Hub, and no
-other file. Transformers is not needed. A model whose file states no name is called by the file, for a `config.json` by
-its folder, from the Hub by its name there.
+`model=Qwen/Qwen2.5-7B` is the shipped model of that name, where there is one, else the `config.json` in the local cache
+of the Hub or, where it has none, on the Hub (not with `HF_HUB_OFFLINE=1`). Transformers is not needed. A model whose
+file states no name is called by the file, for a `config.json` by its folder, from the Hub by its name there.
 
 **Fields are read, not names.** A decoder is read whatever its `model_type` is called: for each type below we know which
 keys state its sizes, how many norms a layer has, which projections have biases, where its experts stand, which layers

@@ -102,6 +102,8 @@ def clusters(draw: st.DrawFn, max_specs: int = 3, max_gpus: int = 5) -> Cluster:
         data["groups"] = [{"name": "rack", "members": [machines[0]["name"]], "latency_us": draw(latencies())}]
         if draw(st.booleans()):
             data["groups"][0]["uplink_gb_per_s"] = draw(rates())
+        if draw(st.booleans()):
+            data["groups"][0]["shared_gb_per_s"] = draw(rates())
     if len(machines) > 1 and draw(st.booleans()):
         ends = [machines[0]["name"], machines[1]["name"]]
         way = {"between": ends} if draw(st.booleans()) else {"from": ends[0], "to": ends[1]}

@@ -118,7 +118,7 @@ def test_positions_of_stages_are_made_by_one_function() -> None:
 VERBS = {  # of the command line, with the functions of `import hexiopt` that they are
     "plan": {"solve", "lower_bound"},
     "compare": {"compare", "solver"},
-    "fit": {"fit"},
+    "fit": {"fit", "verdict"},
     "whatif": {"what_if"},
     "price": {"price"},
     "replan": {"replan"},

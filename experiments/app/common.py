@@ -21,6 +21,7 @@ from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
 from experiments.app.terminal import mute, show
 from experiments.app.verbs import module_of
+from hexiopt.discovery.cards import CardCluster, cluster_of_cards
 from hexiopt.errors import InputError
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
@@ -41,7 +42,18 @@ from solvers.registry import solver_class
 INTERRUPTED = 130
 # Of the configuration, in the problem of a plan file: what verbs may change that price it anew, or plan again.
 _CHANGEABLE = {"workload": "workload", "space": "space", "constraints": "space"}
-_PROBLEM_KEYS = ("cluster", "model", "workload", "space", "constraints", "solver", "seed", "experiment")
+_PROBLEM_KEYS = (
+    "cluster",
+    "gpus",
+    "network",
+    "model",
+    "workload",
+    "space",
+    "constraints",
+    "solver",
+    "seed",
+    "experiment",
+)
 
 
 class NoPlanError(Exception):
@@ -136,7 +148,20 @@ class Job:
     @property
     def cluster(self) -> Cluster:
         """The cluster of the configuration. Raises InputError."""
-        return cluster_from_section(self._section("cluster"), self._profile_folder())
+        if self.cards is None:
+            return cluster_from_section(self._section("cluster"), self._profile_folder())
+        if self.choices.get("cluster") is not None:
+            raise InputError("gpus: stands beside cluster=...; state one of them")
+        return cluster_from_section(Section(overlay(self.cards.data, self.config.cluster or {}), "gpus"))
+
+    @cached_property
+    def cards(self) -> CardCluster | None:
+        """The cluster of the cards `gpus`, where they are named; else None. Raises InputError."""
+        if getattr(self.config, "gpus", None) is not None:
+            return cluster_of_cards(self.config.gpus, self.config.network)
+        if getattr(self.config, "network", None) is not None:
+            raise InputError("network: joins the PCs of gpus=[[...],[...]]; state them, or leave it out")
+        return None
 
     @property
     def model(self) -> ModelSpec:
@@ -153,11 +178,12 @@ class Job:
         """Whether to show progress: not in a sweep, else on a terminal or, if the search is long, in a log."""
         return False if self.in_sweep else None
 
-    def search_arguments(self, solver: Refereed | None = None) -> dict[str, Any]:
+    def search_arguments(self, solver: Refereed | None = None, *, compiled: bool = True) -> dict[str, Any]:
         """The solver, by default the configured one, with budget, seed and progress, as keyword arguments of the verbs
-        of hexiopt that search; what searches run is compiled then."""
+        of hexiopt that search; what searches run is compiled then, unless it needs no kernel."""
         config = self.config.solver
-        compile_once()
+        if compiled:
+            compile_once()
         limits = {"time_limit_s": config.time_limit_s, "max_steps": config.max_steps, "seed": self.config.seed}
         chosen = {"solver": config.name, **config.options()} if solver is None else {"solver": solver}
         return limits | chosen | {"progress": self.progress}
@@ -220,8 +246,9 @@ class Job:
         file_choice = FILE_CHOICES[group]
         if data is None or choice is None:
             names = ", ".join(name for name in config_names(group) if name != file_choice)
+            cards = ", gpus=[3090,4090] with names of cards" * (group == "cluster")
             raise InputError(
-                f"{group}: is missing; choose {group}=FILE with your own file, or {group}=NAME with one of {names}"
+                f"{group}: is missing; choose {group}=FILE with your own file{cards}, or {group}=NAME of {names}"
             )
         if choice != file_choice:
             return Section(data, f"{group}={choice}")

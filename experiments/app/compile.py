@@ -12,7 +12,6 @@ from pathlib import Path
 
 import hexiopt
 import solvers
-from solvers.compiled.kernels import forget_stale
 
 SOURCES = (
     "hexiopt/cost/clock/events.py",
@@ -74,6 +73,8 @@ def missing() -> Iterator[str]:
 def main() -> list[str]:
     """Compile the search beside bounds and proof, in two processes; the parts that failed. What they leave out, numba
     compiles when it is first called."""
+    from solvers.compiled.kernels import forget_stale  # here, because numba takes a second to start
+
     for folder in sorted({(_ROOTS[source.partition("/")[0]] / source).parent for source in SOURCES}):
         forget_stale(folder)
     command = [sys.executable, "-P", "-m", "experiments.app.kernels"]  # apart: it imports all that searches

@@ -39,13 +39,13 @@ from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
 _FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
-_PROBLEM = ("cluster", "model", "workload", "space", "constraints")
+_PROBLEM = ("cluster", "gpus", "network", "model", "workload", "space", "constraints")
 _SEARCH = (*_PROBLEM, "solver", "seed")
 _PRICED = (*_SEARCH, "pricer")
 READS: Mapping[str, tuple[str, ...]] = {
     "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
     "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
-    "fit": (*_PRICED, "fit", "sweep"),
+    "fit": (*_PRICED, "fit", "print", "sweep"),
     "whatif": (*_PRICED, "bound", "whatif", "report", "sweep"),
     "price": ("plan", "cluster", "workload", "constraints.memory_headroom", "print", "sweep"),
     "replan": (
@@ -159,22 +159,22 @@ class Keys:
 
     def __post_init__(self) -> None:
         for one in fields(self):  # type: ignore[arg-type]
-            _check(one.name, getattr(self, one.name))
+            _check(one.name, getattr(self, one.name), self.verb)
 
     def plan_space(self) -> Space:
         """The plan space, of a verb that reads it. Raises InputError."""
         return space_from_sections(self.space.section(), Section(asdict(self.constraints), "constraints"))
 
 
-def _check(key: str, value: Any) -> None:
+def _check(key: str, value: Any, verb: str) -> None:
     if key == "format":
         Section({key: value}, "import").text(key, choices=CHOICES[key], default=None)
     elif key in _SHAPES and not (value is None or isinstance(value, _SHAPES[key][0])):
         raise InputError(f"{key}: {value!r} is {_SHAPES[key][1]}")
     elif key == "seed" and not 0 <= value <= MAX_SEED:
         raise InputError(f"seed: {value} is out of range; it must be from 0 to {MAX_SEED}")
-    elif key == "print" and value not in CHOICES[key]:
-        raise InputError(f"print: {value!r} is not known; {did_you_mean(value, CHOICES[key])}")
+    elif key == "print" and value not in (ways := (*CHOICES[key], *["json"] * (verb == "fit"))):
+        raise InputError(f"print: {value!r} is not known; {did_you_mean(value, ways)}")
 
 
 @dataclass
@@ -184,6 +184,8 @@ class Config(Keys):
     mixed one gives over the best of them; `pricer` is the name of the cost model that prices plans instead of ours;
     `plan` is the path of a plan file, `data` that of a file of measured runs,
     `run` a folder of `train` or another trainer's log, or a list of them, for `calibrate`.
+    `gpus` names the cards of a cluster in place of `cluster`: [3090,4090] in one PC, [[3090,4090],[2x4060ti-16gb]] in
+    several, which `network` joins (10gbe, or GB/s per PC and direction), or auto for those of this machine.
     `replan` does without `lost` machines and devices, with `slow` ones ({a:3: 0.7}, or the folder of a run that
     measured them) and with `added` machines (a list as in the cluster file, or a file of it). `import` reads the layout
     `file` of the trainer `format`, and the GPU of each rank from the table `ranks` (null: ranks are the cluster's GPUs
@@ -191,6 +193,8 @@ class Config(Keys):
     """
 
     cluster: Any = None
+    gpus: Any = None
+    network: Any = None
     model: Any = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)

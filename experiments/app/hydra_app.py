@@ -49,7 +49,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
     overrides = [_open(override) for override in with_own_files(flags.overrides, flags.config_dir)]
     register(verb)
     if "solver" in READS[verb]:
-        solver_config.register(_chosen_solvers(flags))
+        solver_config.register(_chosen_solvers(verb, flags))
     GlobalHydra.instance().clear()
     HydraConfig.instance().cfg = None
     if flags.help:
@@ -94,11 +94,11 @@ def _help(verb: str, flags: argparse.Namespace, overrides: list[str]) -> str:
     return help_text(verb, config, options)
 
 
-def _chosen_solvers(flags: argparse.Namespace) -> set[str] | None:
+def _chosen_solvers(verb: str, flags: argparse.Namespace) -> set[str] | None:
     """The solvers whose schemas may be needed (importing each takes time); None for all of them."""
     if any((flags.help, flags.shell_completion, flags.config_path, flags.config_dir, flags.config_name)):
         return None
-    chosen = {"portfolio"}
+    chosen = {"rules" if verb == "fit" else "portfolio"}
     for override in flags.overrides:
         key, _, value = override.lstrip("+").partition("=")
         if key in ("experiment", "sweep") or key.startswith("hydra.searchpath"):

@@ -40,7 +40,17 @@ _SHOWN = 20  # messages of jobs that ended badly
 _FOLDER_KEY, _RESUME = "hydra.sweep.dir", "sweep.resume"
 _NOT_OF_JOBS = ("hydra.", "hydra/", "sweep.", "sweep=")  # keys that change no result
 _FILES = ("plan", "data")  # keys of paths of files that a job reads
-_NOT_HASHED = ("sweep", "print", "cluster", "model", "workload", "space", "constraints")  # or as the problem has them
+_NOT_HASHED = (
+    "sweep",
+    "print",
+    "cluster",
+    "gpus",
+    "network",
+    "model",
+    "workload",
+    "space",
+    "constraints",
+)  # or as the problem has them
 _KEY = "job_key"  # in Hydra's part of the configuration of a job: `key_of`
 
 

@@ -12,6 +12,7 @@ from hexiopt.problem.machine import NAME, NAME_RULE
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 from hexiopt.study.alternatives import Wishes
+from hexiopt.study.fitting.require import least_required
 from hexiopt.study.replan.moving import CHECKPOINT_GB_PER_S, RESTART_S
 from runtime.settings import AdamW, ExpertTraining, Settings
 
@@ -89,12 +90,21 @@ def _check_solvers(verb: str, names: list[str]) -> None:
 
 @dataclass
 class FitConfig:
-    """The relative distance between the most that fits and the least that does not at which `fit` ends."""
+    """The settings of `fit`: it ends with exit code 3 where less than `require` fits ({context: 8192}; also
+    micro_batch, layers, tokens_per_s). `offers` is a price list (docs/questions.md), of whose cards it says which to
+    take next. `precision`, of the table by print=full, is the relative distance between the
+    most that fits and the least that does not at which its search ends.
+    """
 
+    require: Any = None
+    offers: str | None = None
     precision: float = 0.03
 
     def __post_init__(self) -> None:
-        Section(asdict(self), "fit").number("precision", at_least=0.0, at_most=1.0)
+        section = Section(asdict(self), "fit")
+        section.number("precision", at_least=0.0, at_most=1.0)
+        if self.require is not None:
+            least_required(section.section("require"))
 
 
 @dataclass
@@ -367,11 +377,14 @@ class ExportConfig:
 @dataclass
 class ValidateConfig:
     """The measurements that `validate` predicts with: `profiles` of layers, files of hexiopt, Sailor or AMP ([]: none),
-    and `network`, Sailor's fits of links ("": none). Null means the ones that hexiopt ships.
+    and `network`, Sailor's fits of links ("": none). Null means the ones that hexiopt ships. `errors` is a file of
+    measured over predicted values by kind of run, such as hexiopt/numbers/errors.yaml, in which those of this data are
+    replaced.
     """
 
     profiles: list[str] | None = None
     network: str | None = None
+    errors: str | None = None
 
 
 @dataclass

@@ -14,11 +14,11 @@ from typing import Any
 
 from experiments.validation.rows import Row
 from experiments.validation.shapes import InexpressibleError
-from hexiopt.discovery.product import same_memory
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.link_files import NetworkFits
 from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
+from hexiopt.numbers.products import same_memory
 from hexiopt.problem.cluster import Cluster
 from hexiopt.reading import Section
 from hexiopt.units import GB

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
@@ -21,6 +20,8 @@ def experts_bound_s(model: PlanPricer, devices: Sequence[tuple[int, int]]) -> fl
     devices, each dividing its time among works as it likes, do all of them is a linear programme: with experts on
     the one hand and all else on the other, the sum over devices of time through the work at which each is best.
     """
+    from scipy.optimize import linprog  # here, because scipy.optimize is slow to import
+
     problem = model.problem
     layers, kinds = Counter(problem.model.depth), problem.model.kinds
     works = [(k, False) for k in layers] + [(k, True) for k in layers if kinds[k].experts is not None]

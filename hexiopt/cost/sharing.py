@@ -3,8 +3,10 @@
 A message has a part of its resources for as long as it is under way, beside those that are under way with it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Protocol
 
 from hexiopt.cost.clock.clock import Clock, PipelineTimes
@@ -42,24 +44,34 @@ class FairShares:
     """A network whose resources are shared by those messages that are under way at once, by max-min fairness.
 
     Times are of the compiled clock, spans of the event simulation (`hexiopt/simulation`), which ends when the clock
-    does, of one of equal pipelines; those of the last plan are remembered.
+    does, of one of equal pipelines; those of the last plan are remembered. Where it is not `compiled`, times are of the
+    simulation too, except under schedules that split backwards: slower for many GPUs, but there is no kernel to compile
+    or to load.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = True) -> None:
+        self.compiled = compiled
         self._clock, self._late_bytes = Clock(), LateBytes()
         self._spans = Memo(self._simulate, 1)
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         """As of `NetworkModel`."""
         costs = []
-        for line, (ends_s, message_s, orders) in zip(placed, self._clock.times(placed), strict=True):
+        for line, (ends_s, message_s, orders) in zip(placed, self._times(placed), strict=True):
             stages = self._late_bytes.add(line.stages, line.graph.split, orders) if orders else line.stages
             costs.append(PipelineCost(stages, line.plain_messages, message_s, ends_s, max(ends_s)))
         return tuple(costs)
 
     def orders(self, placed: Sequence[PlacedPipeline]) -> list[StageOrders]:
         """As of `NetworkModel`."""
+        if not any(line.schedule.splits for line in placed):
+            return [stage_orders(line.schedule, line.graph.positions()) for line in placed]
         return [_stage_orders(line, times) for line, times in zip(placed, self._clock.times(placed), strict=True)]
+
+    def _times(self, placed: Sequence[PlacedPipeline]) -> list[PipelineTimes]:
+        if self.compiled or any(line.schedule.splits for line in placed):
+            return self._clock.times(placed)
+        return [_simulated_times(line, spans) for line, spans in zip(placed, self._spans[tuple(placed)], strict=True)]
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
         """As of `NetworkModel`."""
@@ -90,7 +102,8 @@ class FairShares:
             for span in Step(running, placed[0].schedule, links, order).spans():
                 simulated[span.pipeline].append(span)
             for p, number in zip(together, folding.class_of, strict=True):
-                spans[p] = tuple([replace(span, pipeline=p) for span in simulated[number]])
+                of_class = simulated[number]
+                spans[p] = tuple(of_class if p == number else [replace(span, pipeline=p) for span in of_class])
         return [spans[p] for p in range(len(placed))]
 
 
@@ -98,6 +111,22 @@ def stage_times(line: PlacedPipeline) -> list[StageTimes]:
     """Seconds of executors for the simulation [stages][executors][ranges][kinds of operations]."""
     operation_s = iter(line.graph.operation_s())
     return [tuple([next(operation_s) for _ in stage.executors]) for stage in line.stages]
+
+
+def _simulated_times(line: PlacedPipeline, spans: Sequence[Span]) -> PipelineTimes:
+    """The times of a pipeline by the `spans` of its step."""
+    ends_s, sent = dict[tuple[int, int], float](), defaultdict[tuple[bool, int, int, int], list[float]](list)
+    for span in spans:
+        if span.is_message:
+            backward = span.kind == "send_backward"
+            sent[backward, span.stage, span.executor, span.receiver].append(span.end_s - span.start_s)
+        else:
+            ends_s[span.stage, span.executor] = span.end_s
+    executors = [(s, e) for s, stage in enumerate(line.stages) for e in range(len(stage.executors))]
+    message_s = [
+        sent[message.backward, message.stage, message.sender, message.receiver] for message in line.plain_messages
+    ]
+    return PipelineTimes(tuple([ends_s[place] for place in executors]), tuple(map(fmean, message_s)))
 
 
 def _stage_orders(line: PlacedPipeline, times: PipelineTimes) -> StageOrders:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hexiopt.discovery.inventory import Node
-from hexiopt.discovery.product import Match, match, mig_profile
 from hexiopt.discovery.smi import SmiGpu
 from hexiopt.discovery.topology import Topology, nvlink_gb_per_s
 from hexiopt.files.link_files import Channel
 from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.products import Match, match, mig_profile
 from hexiopt.units import GB, GIB
 
 _MIG_NOTE = (

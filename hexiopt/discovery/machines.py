@@ -12,11 +12,11 @@ from typing import Any
 from hexiopt.discovery.entries import entry_of, kinds_of, measure, part_names, paths_between
 from hexiopt.discovery.inventory import Inventory, Node
 from hexiopt.discovery.kinds import read, read_all
-from hexiopt.discovery.product import match
 from hexiopt.discovery.smi import SmiGpu, SmiGpus
 from hexiopt.discovery.topology import Topology
 from hexiopt.errors import InputError, quoted
 from hexiopt.files.link_files import Channel, read_nccl_tests
+from hexiopt.numbers.products import match
 from hexiopt.problem.machine import MAX_GPUS_PER_MACHINE, NAME, NAME_RULE
 from hexiopt.problem.nodelist import compress, expand
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hexiopt.discovery.lines import Faults, Line, Text
-from hexiopt.discovery.product import fits_some_type
 from hexiopt.errors import InputError
 from hexiopt.ledger import Vocabulary, words
+from hexiopt.numbers.products import fits_some_type
 
 QUERY = "nvidia-smi --query-gpu=index,name,memory.total --format=csv"
 _ALIASES = {"gpu_name": "name"}

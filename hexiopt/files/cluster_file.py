@@ -94,9 +94,10 @@ def _read_calibration(section: Section, folder: Path) -> Calibration | None:
 def _group(entry: Section) -> Group:
     name, members = entry.raw("name"), tuple(entry.items("members"))
     uplink, latency_s = entry.si("uplink_gb_per_s", math.inf), entry.si("latency_us", 0.0)
+    shared = entry.si("shared_gb_per_s", math.inf)
     entry.finish()
     with entry.building():
-        return Group(name, members, uplink, latency_s)
+        return Group(name, members, uplink, latency_s, shared)
 
 
 def _link(entry: Section) -> Link:
@@ -137,6 +138,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
                 "members": list(group.members),
                 "latency_us": in_unit(group.latency_s, MICROSECOND),
                 **finite_gb_per_s("uplink_gb_per_s", group.uplink_bytes_per_s),
+                **finite_gb_per_s("shared_gb_per_s", group.shared_bytes_per_s),
             }
             for group in cluster.groups
         ],

@@ -5,8 +5,10 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hexiopt.checks import is_whole
 from hexiopt.errors import InputError
-from hexiopt.numbers.gpus import Gpu, catalogue, find_gpu, gpu_from_section
+from hexiopt.numbers.gpus import Gpu, catalogue, gpu_from_section
+from hexiopt.numbers.products import find_gpu
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, DEFAULT_INTRA_LATENCY_US, IntraLink, Machine
 from hexiopt.problem.nodelist import expand
 from hexiopt.reading import Section
@@ -94,7 +96,7 @@ def _read_machine(
     num_gpus, latency = entry.raw("num_gpus"), entry.si("intra_latency_us", DEFAULT_INTRA_LATENCY_US * MICROSECOND)
     lone = {"default": math.inf} if num_gpus == 1 else {}
     values = {
-        "gpu": find_gpu(entry.text("gpu"), extra, entry.at("gpu")),
+        "gpu": find_gpu(_gpu_name(entry), extra, entry.at("gpu")),
         "num_gpus": num_gpus,
         "intra_bandwidth_bytes_per_s": entry.si("intra_bandwidth_gb_per_s", **lone),
         "intra_latency_s": latency,
@@ -108,6 +110,12 @@ def _read_machine(
     entry.finish()
     with entry.building(_KEYS):
         return Machine(name, name, **values)
+
+
+def _gpu_name(entry: Section) -> str:
+    """The name of a type, of which YAML reads `3090` as a number."""
+    name = entry.raw("gpu")
+    return str(name) if is_whole(name) else entry.text("gpu")
 
 
 def _intra_link(section: Section, default_latency_s: float) -> IntraLink:

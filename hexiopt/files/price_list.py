@@ -1,4 +1,8 @@
-"""The price list: what GPUs cost by the hour, and the machines and network interfaces on offer."""
+"""The price list: what GPUs cost by the hour, and the machines and network interfaces on offer.
+
+A type costs its rent, or its purchase over the hours for which it is used; energy comes on top of a purchase, or alone
+for GPUs that are there already.
+"""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +12,8 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.files.machine_entries import gpus_from_section, machines_from_section
-from hexiopt.numbers.gpus import Gpu, find_gpu
+from hexiopt.numbers.gpus import Gpu, catalogue
+from hexiopt.numbers.products import find_gpu
 from hexiopt.problem.machine import DEFAULT_INTER_LATENCY_US, Machine, check_latency, check_price, check_rate
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section, read_mapping
@@ -34,12 +39,15 @@ class Interface:
 class PriceList:
     """Prices per hour of GPUs by type, and machines and network interfaces on offer, with their prices.
 
-    Raises InputError for a price out of range.
+    `on_sale` are the types that have a rent or a purchase price of their own. `source` says in words of when and where
+    prices are, empty where the list does not. Raises InputError for a price out of range.
     """
 
     gpu_prices: Mapping[str, float]
     machines: tuple[Machine, ...] = ()
     interfaces: tuple[Interface, ...] = ()
+    on_sale: tuple[Gpu, ...] = ()
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name, price in self.gpu_prices.items():
@@ -47,6 +55,8 @@ class PriceList:
 
 
 NO_PRICES = PriceList({})
+HOURS_A_YEAR = 8766  # of 365.25 days
+MAX_PURCHASE = 1e9
 
 
 def prices_for(problem: Problem, source: str | Path | Mapping[str, Any] | None) -> PriceList:
@@ -63,11 +73,8 @@ def price_list(section: Section, types: Mapping[str, Gpu]) -> PriceList:
 
     Raises InputError naming the key.
     """
-    by_type = section.section("gpu_price_per_hour", optional=True)
-    prices = by_type.values()
     known_types = dict(types) | gpus_from_section(section.section("gpus", optional=True))
-    for name in prices:
-        find_gpu(name, known_types, by_type.where)
+    prices, on_sale = _gpu_prices(section, known_types)
     machines: tuple[Machine, ...] = ()
     if "machines" in section:
         machines = machines_from_section(section, known_types)
@@ -77,10 +84,35 @@ def price_list(section: Section, types: Mapping[str, Gpu]) -> PriceList:
                 raise InputError(f"{where}: price_per_hour is missing; state it, in the currency of the others")
             if machine.nic_bandwidth_bytes_per_s == math.inf:
                 raise InputError(f"{where}: nic_bandwidth_gb_per_s is missing; state it, per interface and direction")
+    as_of, origin = section.text("as_of", default=None), section.text("source", default=None)
+    currency = section.text("currency", default=None)
+    source = ", ".join(filter(None, [as_of and f"of {as_of}", currency and f"in {currency}", origin]))
     interfaces = tuple(_interface(entry) for entry in section.sections("interfaces", optional=True))
     section.finish()
     with section.building():
-        return PriceList(prices, machines, interfaces)
+        return PriceList(prices, machines, interfaces, on_sale, source)
+
+
+def _gpu_prices(section: Section, types: Mapping[str, Gpu]) -> tuple[dict[str, float], tuple[Gpu, ...]]:
+    """Prices per hour by type, and the types that are on sale."""
+    rent, bought = (
+        {
+            find_gpu(name, types, part.where).name: part.number(name, above=0, at_most=MAX_PURCHASE)
+            for name in part.values()
+        }
+        for part in (section.section(key, optional=True) for key in ("gpu_price_per_hour", "gpu_purchase"))
+    )
+    years = section.number("years", above=0, at_most=100.0, default=None)
+    use = section.number("use", above=0, at_most=1.0, default=None)
+    energy = section.number("energy_price_per_kwh", above=0, at_most=1e6, default=None)
+    if bought and (years is None or use is None):
+        lacking = "years" if years is None else "use"
+        section.refuse_missing(lacking, "purchases cost by the hour: state years, and use as the share of hours in use")
+    known = {gpu.name: gpu for gpu in (*catalogue().values(), *types.values())}
+    hours = (years or 0.0) * (use or 0.0) * HOURS_A_YEAR
+    power = {name: gpu.watts / 1000 * energy for name, gpu in known.items() if gpu.watts and energy}
+    owned = {name: price / hours + power.get(name, 0.0) for name, price in bought.items()}
+    return power | owned | rent, tuple(known[name] for name in dict.fromkeys([*bought, *rent]))
 
 
 def _interface(section: Section) -> Interface:

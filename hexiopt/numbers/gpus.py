@@ -69,7 +69,7 @@ class Gpu:
 
     `flops_fp16` may use tensor cores; `process_memory_bytes` is what a process can allocate, and `memory_headroom` the
     share of it that plans must leave free. `full_speed` is the type at full speed, of a GPU that runs at a share of its
-    speed (`at`), else None.
+    speed (`at`), else None. `watts` is its power limit: what energy costs, and no price of a plan, depends on it.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Gpu:
     flops_nvfp4: float | None = None
     memory_headroom: float = 0.0
     full_speed: "Gpu | None" = None
+    watts: float | None = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Dense peak in FLOP/s at one of `PRECISIONS`; None where the type has no such arithmetic."""
@@ -163,18 +164,6 @@ def fitted_efficiency(name: str) -> dict[str, str]:
     return {key: value for key, value in content.items() if isinstance(value, str)}
 
 
-def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
-    """The type `name` of `extra` (a cluster file's own types), else of the catalogue.
-
-    Raises InputError naming `where` and the nearest known types.
-    """
-    gpu = extra.get(name) or catalogue().get(name)
-    if gpu is None:
-        hint = _suggest(name, {*extra, *catalogue()})
-        raise InputError(f"{where}: {name!r} is not a known GPU; {hint} (a new type is described under 'gpus')")
-    return gpu
-
-
 def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
     """The type that a cluster file's `gpus: {name: ...}` states, in file units.
 
@@ -191,7 +180,7 @@ def gpu_from_section(section: Section, name: str, base: Gpu | None) -> Gpu:
     """
     if not _NAME.fullmatch(name):
         rule = "a GPU's name is lower-case letters, digits and single underscores"
-        raise InputError(f"{section.where}: {name!r} is not a name; {rule}; {_suggest(name, catalogue())}")
+        raise InputError(f"{section.where}: {name!r} is not a name; {rule}; {closest_of_many(name, catalogue())}")
     return _read(section, name, base, _table().section("families").section("generic"))
 
 
@@ -224,7 +213,14 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, Any]:
             **{key: value for key in _OPTIONAL if (value := getattr(efficiency, key)) is not None},
         },
         "source": gpu.source,
+        # Written only where the catalogue has another, so that problems keep their text and hash.
+        **({} if gpu.watts == _watts(gpu.name) else {"watts": gpu.watts}),
     }
+
+
+def _watts(name: str) -> float | None:
+    known = catalogue().get(name)
+    return None if known is None else known.watts
 
 
 @cache
@@ -269,6 +265,7 @@ def _read(
         flops_fp8=rates["fp8"],
         flops_mxfp8=rates["mxfp8"],
         flops_nvfp4=rates["nvfp4"],
+        watts=section.number("watts", above=0, at_most=1e5, default=_watts(name) if values is None else None),
     )
     section.finish()
     return gpu
@@ -358,14 +355,3 @@ def _si_number(
         limits["default"] = default
     value: float = section.number(key, **limits)
     return value * unit if key in section else value
-
-
-def _suggest(name: str, known: Mapping[str, Gpu] | set[str]) -> str:
-    """A hint at what `name` may mean: types with all its words (`A100`, `GeForce RTX 3090`), else near ones."""
-    plain = re.sub(r"nvidia|geforce|tesla|quadro", " ", name.lower())
-    plain = re.sub(r"(sxm)\d", r"\1", re.sub(r"(\d)(ti\b)", r"\1_\2", plain))
-    words = re.findall(r"[a-z0-9]+", plain)
-    matching = sorted(gpu for gpu in known if words and set(words) <= set(gpu.split("_")))
-    if "_".join(words) in matching:
-        matching = ["_".join(words)]
-    return f"did you mean {' or '.join(matching)}?" if matching else closest_of_many("_".join(words), known)

@@ -34,3 +34,9 @@ def intra_bandwidth_gb_per_s(gpu: Gpu) -> float:
     if gb_per_s is not None:
         return gb_per_s
     return _LINK_GB_PER_S[gpu.link] * (1.0 if gpu.peer_to_peer else _STAGED_SHARE)
+
+
+def through_host_gb_per_s(gpu: Gpu) -> float:
+    """GB/s from a GPU to one of another type in its machine, per direction: over PCIe (4 for GPUs whose own link is
+    another), through host memory, as only equal GPUs copy from each other."""
+    return _LINK_GB_PER_S[gpu.link if gpu.link.startswith("pcie") else "pcie4"] * _STAGED_SHARE

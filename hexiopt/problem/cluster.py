@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from hexiopt.checks import number_in, whole_in
 from hexiopt.errors import MISSING, FieldError, InputError, closest_of_many, quoted
-from hexiopt.numbers.gpus import Gpu, find_gpu
+from hexiopt.numbers.gpus import Gpu
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
+from hexiopt.numbers.products import find_gpu
 from hexiopt.problem.linked import check_links, rates_of_links, unlinked_pair
 from hexiopt.problem.machine import (
     DEFAULT_INTER_LATENCY_US,

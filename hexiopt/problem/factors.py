@@ -88,7 +88,8 @@ class Calibration:
         return replace(gpu, efficiency=_speed_up(gpu.efficiency, factor), source=source)
 
     def _group(self, group: Group) -> Group:
-        return replace(group, uplink_bytes_per_s=group.uplink_bytes_per_s * self.between)
+        uplink, shared = group.uplink_bytes_per_s * self.between, group.shared_bytes_per_s * self.between
+        return replace(group, uplink_bytes_per_s=uplink, shared_bytes_per_s=shared)
 
     def _link(self, link: Link) -> Link:
         return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * self.between)

@@ -4,10 +4,10 @@ All values are stored per machine, network interface, group or stated link, neve
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, permutations
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -23,16 +23,20 @@ MAX_GROUP_DEPTH = 16
 
 @dataclass(frozen=True)
 class Group:
-    """Machines that share an uplink, such as a rack or a zone. Members are machines, specs and other groups."""
+    """Machines that share an uplink, such as a rack or a zone, or what lies between them (`shared_bytes_per_s`, both
+    directions together), such as the memory of a host through which its cards copy. Members are machines, specs and
+    other groups."""
 
     name: str
     members: tuple[str, ...]
     uplink_bytes_per_s: float
     latency_s: float
+    shared_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         check_name(self.name, "group")
         check_rate(self.uplink_bytes_per_s, f"group {self.name}: uplink_bytes_per_s")
+        check_rate(self.shared_bytes_per_s, f"group {self.name}: shared_bytes_per_s")
         check_latency(self.latency_s, f"group {self.name}: latency_s")
 
 
@@ -101,7 +105,8 @@ def check_groups(groups: Sequence[Group], machines: Sequence[Machine], names: Ma
 
 
 class _Crossing(NamedTuple):
-    """The uplinks that a transfer crosses outwards and inwards, their least bytes/s and total latency in seconds."""
+    """What a transfer crosses outwards (uplinks, and what the members of the group around both ends share) and
+    inwards, the least bytes/s of it and its total latency in seconds."""
 
     out: tuple[int, ...]
     into: tuple[int, ...]
@@ -113,8 +118,9 @@ class Network:
     """Rates and routes between the machines of a cluster called `name`.
 
     `names` has the machines that each name in groups and links stands for. Resources are numbered in this order:
-    transmitting interfaces, receiving interfaces, uplinks (out and in for each group that states one), stated links
-    (one per ordered machine pair). `capacity` [resources] is in bytes/s.
+    transmitting interfaces, receiving interfaces, uplinks (out and in for each group that states one), what members of
+    a group share (one for each that states it), stated links (one per ordered machine pair). `capacity` [resources] is
+    in bytes/s.
     """
 
     def __init__(
@@ -165,6 +171,12 @@ class Network:
                 self._uplink[g] = size
                 parts.append(np.full(2, group.uplink_bytes_per_s))
                 size += 2
+        self._shared: dict[int, int] = {}
+        for g, group in enumerate(groups):
+            if np.isfinite(group.shared_bytes_per_s):
+                self._shared[g] = size
+                parts.append(np.array([group.shared_bytes_per_s]))
+                size += 1
         self._crossing = Memo(self._cross)
 
         # For each stated link between two ranges of machines: its first resource and both ranges.
@@ -210,6 +222,11 @@ class Network:
     def receive_interface(self, device: int) -> int:
         """The resource through which a device receives from other machines."""
         return self._num_interfaces + self._interface[device]
+
+    @property
+    def shares_inside(self) -> bool:
+        """Whether transfers between the members of some group share something."""
+        return bool(self._shared)
 
     def group_of(self, machine: int) -> int | None:
         """The number of the innermost group of a machine; None where it is in none."""
@@ -288,6 +305,8 @@ class Network:
             uplink = self._groups[g].uplink_bytes_per_s
             for cells in (np.ix_(inside, outside), np.ix_(outside, inside)):
                 table[cells] = np.minimum(table[cells], uplink)
+        for a, b in self._pairs_inside():
+            table[a, b] = min(table[a, b], self._crossing[self._group_of[a], self._group_of[b]].bandwidth_bytes_per_s)
         np.fill_diagonal(table, [machine.intra_bandwidth_bytes_per_s for machine in machines])
         table.setflags(write=False)
         return table
@@ -325,6 +344,9 @@ class Network:
         for g, first in self._uplink.items():
             if first <= resource < first + 2:
                 return f"{self._groups[g].name} uplink {'in' if resource > first else 'out'}"
+        for g, only in self._shared.items():
+            if resource == only:
+                return f"{self._groups[g].name} inside"
         for (sources, targets), (first, _) in self._links.items():
             if first <= resource < first + len(sources) * len(targets):
                 ends = divmod(resource - first, len(targets))
@@ -340,6 +362,11 @@ class Network:
                 "can be planned at once; plan a part of the cluster"
             )
 
+    def _pairs_inside(self) -> Iterator[tuple[int, int]]:
+        """The ordered pairs of machines between which something is shared inside a group."""
+        members = [np.flatnonzero([g in self._chains[of] for of in self._group_of]).tolist() for g in self._shared]
+        return chain.from_iterable(permutations(inside, 2) for inside in members)
+
     def _sides(self) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """For each group: its index, the machines in it at any depth, and the machines outside."""
         inside: list[list[int]] = [[] for _ in self._groups]
@@ -350,14 +377,17 @@ class Network:
         return [(g, np.array(members), np.delete(every, members)) for g, members in enumerate(inside)]
 
     def _cross(self, ends: tuple[int | None, int | None]) -> _Crossing:
-        """The uplinks crossed between machines whose innermost groups are a and b."""
+        """What is crossed between machines whose innermost groups are a and b."""
         a, b = ends
         groups = self._groups
         out = [g for g in self._chains[a] if g not in self._chains[b]]
         into = [g for g in reversed(self._chains[b]) if g not in self._chains[a]]
+        around = next((g for g in self._chains[a] if g in self._chains[b]), None)
         rates = [groups[g].uplink_bytes_per_s for g in (*out, *into)]
+        shared = () if around is None or around not in self._shared else (self._shared[around],)
+        rates += [groups[around].shared_bytes_per_s for _ in shared if around is not None]
         return _Crossing(
-            out=tuple(self._uplink[g] for g in out if g in self._uplink),
+            out=(*(self._uplink[g] for g in out if g in self._uplink), *shared),
             into=tuple(self._uplink[g] + 1 for g in into if g in self._uplink),
             bandwidth_bytes_per_s=min(rates, default=math.inf),
             latency_s=sum(groups[g].latency_s for g in (*out, *into)),

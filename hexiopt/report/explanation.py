@@ -1,5 +1,6 @@
 """The source of every value in a plan's price, and what binds its time and its memory, as rows of tables."""
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -210,6 +211,8 @@ def link_rows(problem: Problem, source: str) -> Iterator[Row]:
             yield f"{name}: {machine.num_interfaces} network interface(s)", speed, origin
     for group in cluster.groups:
         yield f"{group.name}: uplink", f"{_speed(group.uplink_bytes_per_s, group.latency_s)} more", source
+        if group.shared_bytes_per_s < math.inf:
+            yield f"{group.name}: inside", f"{_speed(group.shared_bytes_per_s, None)}, shared by its members", source
     for name, factor in cluster.calibrated:
         what = "links inside machines" if name == "inside" else "links between machines"
         if name.startswith("compute."):

@@ -91,6 +91,11 @@ def network_notes(cluster: Cluster) -> str:
         if group.uplink_bytes_per_s < _NO_LIMIT
     ]
     parts += [
+        f"{group.name} shares {rate(group.shared_bytes_per_s)}"
+        for group in cluster.groups
+        if group.shared_bytes_per_s < _NO_LIMIT
+    ]
+    parts += [
         f"{link.source}{'–' if link.both else '→'}{link.target} {rate(link.bandwidth_bytes_per_s)}"
         for link in cluster.links
     ]

@@ -238,10 +238,12 @@ def _speed_up_links(problem: Problem, prices: PriceList, factor: float) -> Itera
         if cluster.machines[kind[0]].num_gpus > 1:
             yield Alternative(f"{times} inside {_kind_in_words(problem, kind)}", LINK, change_kind(kind, inside))
     for g, group in enumerate(cluster.groups):
-        faster = replace(group, uplink_bytes_per_s=factor * group.uplink_bytes_per_s)
-        groups = (*cluster.groups[:g], faster, *cluster.groups[g + 1 :])
-        changed = problem.replace(cluster=cluster.replace(groups=groups))
-        yield Alternative(f"{times} uplink of {group.name}", LINK, changed)
+        for words, field in (("uplink of", "uplink_bytes_per_s"), ("inside", "shared_bytes_per_s")):
+            if (rate := getattr(group, field)) < math.inf:
+                faster = replace(group, **{field: factor * rate})
+                groups = (*cluster.groups[:g], faster, *cluster.groups[g + 1 :])
+                changed = problem.replace(cluster=cluster.replace(groups=groups))
+                yield Alternative(f"{times} {words} {group.name}", LINK, changed)
     for k, link in enumerate(cluster.links):
         quick = replace(link, bandwidth_bytes_per_s=factor * link.bandwidth_bytes_per_s)
         links = (*cluster.links[:k], quick, *cluster.links[k + 1 :])

@@ -27,12 +27,13 @@ from hexiopt.solving.referee import Refereed
 from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Status
 from hexiopt.study.bisection import largest
+from hexiopt.study.fitting.capacity import MAX_MICRO_BATCH, PipelineLimits
 from hexiopt.study.inputs import constrain
 from hexiopt.study.price import certify
 from hexiopt.study.running import Interrupt, status_line
 from hexiopt.study.solution import PlacedPlan
 
-MAX_MICRO_BATCH = 1024  # sequences, the largest that a plan space may allow
+_PRECISION = 0.03
 _GRAIN = {"seq_len": 128, "num_layers": 1}  # steps of each quantity
 _COLUMNS = (
     *("devices", "gpus", "fits", "micro_batch", "seq_len", "num_layers", "params"),
@@ -168,7 +169,7 @@ def fit(
     max_steps: int | None = None,
     *,
     pricer: str | Pricer | PricerMaker | None = None,
-    precision: float = 0.03,
+    precision: float = _PRECISION,
     progress: bool | None = None,
     **options: object,
 ) -> Fit:
@@ -195,6 +196,14 @@ def fit(
     title = f"{problem.model.name} on {problem.cluster.name}"
     rows = [fitting.row() for fitting in fittings]
     return Fit.of(rows, _COLUMNS, title=title, fittings=tuple(fittings), tried=space_in_words(problem))
+
+
+def limits_by_search(problem: Problem, solver: Refereed, budget: Budget, seed: int) -> PipelineLimits:
+    """What `solver` finds to fit, each question within `budget`; see `fit`."""
+    with Interrupt().caught() as interrupt:
+        fitting = _Questions("all", problem, solver, budget, seed, interrupt, lambda _: None).fitting(_PRECISION)
+    by_name = {limit.quantity: limit.plan for limit in fitting.limits}
+    return PipelineLimits(by_name["seq_len"], fitting.micro_batch_plan, by_name["num_layers"])
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.discovery.product import match
 from hexiopt.errors import InputError
 from hexiopt.exports.trainable import untrainable
 from hexiopt.files.plan_file import PlanFile
 from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.products import match
 from hexiopt.plan.check import check
 from hexiopt.problem.problem import Problem
 from hexiopt.units import GIB

@@ -381,12 +381,12 @@ def _pairs(machine: Machine) -> tuple[Any, Any]:
 
 def _network(problem: Problem, machines: Any) -> tuple[Any, Any]:
     """What transfers between places cross beside interfaces; a place is a group of machines or, where links between
-    machines are stated, a machine."""
+    machines are stated or members of a group share something, a machine."""
     cluster, network = problem.cluster, problem.cluster.network
     first_at: list[int] = []
     places: dict[Any, int] = {}
     for m in range(len(cluster.machines)):
-        key = m if cluster.links else network.group_of(m)
+        key = m if cluster.links or network.shares_inside else network.group_of(m)
         if key not in places:
             places[key] = len(places)
             first_at.append(m)

@@ -14,6 +14,7 @@ from hexiopt.cost.executors.memory import UNSHARDED, StateSharding
 from hexiopt.cost.executors.stage_model import StageModel
 from hexiopt.cost.executors.tp_groups import TpGroup
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.cost.sharing import FairShares
 from hexiopt.errors import InputError
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
@@ -53,7 +54,7 @@ def conclude(search: Search) -> Result:
         return replace(result, reason=search.reason)
     proof = _memory_proof(search)
     if proof is not None:
-        reason = f"no plan fits: {proof}; {nearest_change(search.problem)}; {_states(search.problem)}"
+        reason = f"no plan fits: {proof}; {_nearest(search)}; {_states(search.problem)}"
         return replace(result, status=Status.INFEASIBLE, reason=reason)
     ended = search.stopped or search.spent >= 1.0 or search.left_s() <= 0.0
     met = _closest_to_fitting(search)
@@ -64,7 +65,7 @@ def conclude(search: Search) -> Result:
         if ended:
             met, remedy = "the budget ended before one of those that fit was met", f"{_more(search)}; {remedy}"
     if remedy is None and search.our_model is not None:
-        remedy = nearest_change(search.problem)
+        remedy = _nearest(search)
     return replace(result, reason="; ".join(filter(None, (f"no plan found in {search.steps} steps: {met}", remedy))))
 
 
@@ -249,13 +250,19 @@ def _plain_plans(problem: Problem) -> Iterator[Plan]:
         )
 
 
-def nearest_change(problem: Problem) -> str:
-    """In words: the smallest change of the request under which a plan was found to fit."""
+def _nearest(search: Search) -> str:
+    network = None if search.our_model is None else search.our_model.network
+    return nearest_change(search.problem, compiled=not isinstance(network, FairShares) or network.compiled)
+
+
+def nearest_change(problem: Problem, *, compiled: bool = True) -> str:
+    """In words: the smallest change of the request under which a plan was found to fit; `compiled` as of
+    `FairShares`."""
     changes, left, words = list(_changes(problem)), _PLACED, "nothing"
     for turn, (changed, words) in enumerate(changes):
         devices = len(changed.usable_devices)
         fair = left // (devices * (len(changes) - turn))  # later changes share what earlier ones leave
-        for fits in islice(_fitting(changed), min(max(fair, 1), _TRIED)):
+        for fits in islice(_fitting(changed, compiled), min(max(fair, 1), _TRIED)):
             if fits:
                 return f"it fits with {words}"
             left -= devices
@@ -313,10 +320,10 @@ def _larger_clusters(problem: Problem) -> Iterator[tuple[Problem, str]]:
         yield replace(problem, cluster=cluster), words
 
 
-def _fitting(problem: Problem) -> Iterator[bool]:
+def _fitting(problem: Problem, compiled: bool) -> Iterator[bool]:
     """For each rule-based partition in turn, whether its plan fits; nothing where no plan can."""
     try:
-        model = PlanPricer(problem)
+        model = PlanPricer(problem, network=FairShares(compiled))
     except InputError:
         return
     if memory_infeasibility(problem, model.stages) is not None:

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from experiments.studies.cases.cards import (
-    FLEETS,
-    MODELS,
-    STORAGES,
-    CardFleet,
+from experiments.studies.cases.cards import FLEETS, MODELS, STORAGES, CardFleet
+from hexiopt.problem.cluster import Cluster
+from hexiopt.problem.problem import Problem
+from hexiopt.study.fitting.owners import (
     Prices,
     balanced_layers,
     best_card,
@@ -17,8 +16,6 @@ from experiments.studies.cases.cards import (
     proportional_layers,
     weight_bytes,
 )
-from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.problem import Problem
 
 PC, CARDS = FLEETS[0], ("rtx_3090", "rtx_4090")
 
@@ -48,6 +45,13 @@ def test_weights_are_those_of_the_model() -> None:
         assert embedding == 2.0 * model.vocab_size * model.hidden_size
         assert head == pytest.approx(embedding, rel=1e-4)  # and the final norm
         assert layer == pytest.approx(width * model.layer_params, rel=1e-3)
+
+
+def test_full_training_has_the_weights_of_all_modules() -> None:
+    problem = PC.problem("qwen3_8b", "16bit")
+    full = problem.replace(workload=problem.workload.replace(training="full"))
+    for ours, theirs in zip(weight_bytes(full), weight_bytes(problem), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 def test_a_balanced_split_by_hand() -> None:

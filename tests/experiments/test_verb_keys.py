@@ -22,7 +22,7 @@ PLAN = ("plan=first/plan.json", "hydra.run.dir=out")
 COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "plan": ((*SEARCH, "bound.time_limit_s=0", "alone=true"),),
     "compare": ((*SEARCH, "compare.solvers=[random]", "bound.time_limit_s=0"),),
-    "fit": ((*SEARCH, "fit.precision=1"),),
+    "fit": ((*SEARCH, "fit.precision=1", "print=full"),),
     "whatif": ((*SEARCH, "bound.time_limit_s=0"),),
     "price": ((*PLAN, "constraints.memory_headroom=0.1", "workload.seq_len=64"),),
     "replan": ((*PLAN, "lost=[old:0]", "workload.seq_len=64", "space.replicas=false", "constraints.max_tp=1"),),

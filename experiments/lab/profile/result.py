@@ -17,11 +17,11 @@ from experiments.lab.profile.network import (
 )
 from experiments.lab.profile.points import Device, Measurement
 from experiments.lab.profile.types import CPU, Type, types_of
-from hexiopt.discovery.product import match
 from hexiopt.errors import InputError, closest_of_many, quoted
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.files.cluster_yaml import cluster_text, unknowns
 from hexiopt.files.link_files import Channel
+from hexiopt.numbers.products import match
 from hexiopt.problem.nodelist import expand
 from hexiopt.reading import Section
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.lab.profile.fit import PeakRates, fit_efficiency, measured_rates
 from experiments.lab.profile.points import PRECISIONS, Device, MeasuredPoint, Measurement
-from hexiopt.discovery.product import match
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import Efficiency, Gpu, catalogue
+from hexiopt.numbers.products import match
 from hexiopt.units import GB, GIB, MICROSECOND, TFLOP
 
 CPU = "cpu"

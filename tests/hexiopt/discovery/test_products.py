@@ -2,9 +2,9 @@
 
 import pytest
 
-from hexiopt.discovery.product import Match, match, mig_profile
 from hexiopt.exports.launchers.products import kubernetes_product
 from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.products import Match, match, mig_profile
 
 MIB = 2**20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants, errors
+from huggingface_hub import errors
 
 import hexiopt as hx
 from hexiopt.files.hub import is_hub_name
@@ -29,7 +29,7 @@ def cached(cache: Path, name: str = NAME) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
 
@@ -47,6 +47,29 @@ def test_a_cached_model_is_read_without_asking_the_hub(cache: Path, monkeypatch:
     cached(cache)
     model = hx.model(NAME)
     assert (model.num_params, model.name) == (494_032_768, NAME)
+
+
+def test_the_snapshot_of_the_main_branch_is_read(cache: Path) -> None:
+    cached(cache)
+    other = cache / "models--acme--Small-1.5" / "snapshots" / "aaa" / "config.json"
+    other.parent.mkdir()
+    other.write_text((CASES / "smollm2.json").read_text())
+    assert hx.model(NAME).num_params == 494_032_768
+
+
+def test_shipped_models_have_the_names_of_their_headers(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert hx.model("Qwen/Qwen3-8B") == hx.model("qwen3_8b")
+    assert hx.model("openai-community/gpt2-medium") == hx.model("gpt2_345m")  # whose header breaks after the name
+    with pytest.raises(hx.InputError, match="huggingface_hub is not installed"):
+        hx.model(NAME)
+
+
+def test_offline_nobody_is_asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(hx.InputError, match="HF_HUB_OFFLINE forbids to ask the Hub"):
+        hx.model(NAME)
 
 
 def test_the_hub_is_asked_for_what_is_not_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +111,8 @@ def test_one_line_says_why_not(error: type[Exception], says: str, cache: Path, m
     with pytest.raises(hx.InputError) as refused:
         hx.model(NAME)
     text = str(refused.value)
-    assert text.startswith(f"model: {NAME} is neither a file nor a folder, is not in the local cache of the Hub, and ")
+    tried = "is neither a file nor a folder, is not shipped, is not in the local cache of the Hub, and "
+    assert text.startswith(f"model: {NAME} {tried}")
     assert says in text
     assert "\n" not in text
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
 from hexiopt.numbers import gpus
-from hexiopt.numbers.gpus import LINKS, Efficiency, Gpu, catalogue, find_gpu, gpu_from_section, gpu_to_dict
+from hexiopt.numbers.gpus import LINKS, Efficiency, Gpu, catalogue, gpu_from_section, gpu_to_dict
+from hexiopt.numbers.products import find_gpu
 from hexiopt.reading import Section, read_mapping
 
 PUBLISHED = read_mapping(Path(__file__).with_name("published_gpus.yaml"))
@@ -315,24 +316,35 @@ def test_names_are_lower_snake_case(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("3090", "rtx_3090"),
+        ("NVIDIA GeForce RTX 3080 Ti", "rtx_3080_ti"),
+        ("4060ti-16gb", "rtx_4060_ti_16gb"),
+        ("3060 12", "rtx_3060_12gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb_sxm"),
+        ("Tesla T4", "t4"),
+        ("A6000", "rtx_a6000"),
+    ],
+)
+def test_a_type_is_also_known_by_the_names_of_its_product(name: str, gpu: str) -> None:
+    assert find_gpu(name, {}, "gpus") is catalogue()[gpu]
+
+
+@pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("RTX 3090", "did you mean rtx_3090?"),
-        ("NVIDIA GeForce RTX 3080 Ti", "did you mean rtx_3080_ti?"),
-        ("3080Ti", "did you mean rtx_3080_ti?"),
-        ("rtx3090", "rtx_3090"),
-        ("NVIDIA A100-SXM4-80GB", "did you mean a100_80gb_sxm?"),
-        ("A100", "a100_40gb_pcie or a100_40gb_sxm or a100_80gb_pcie or a100_80gb_sxm"),
-        ("Tesla T4", "did you mean t4?"),
-        ("mi999x", "known:"),
-        ("", "known:"),
+        ("A100", "may be a100_40gb_pcie or a100_40gb_sxm or a100_80gb_pcie or a100_80gb_sxm"),
+        ("3060", "may be rtx_3060_12gb or rtx_3060_8gb; write one of them"),
+        ("rtx_309", "is not a known GPU; did you mean rtx_3090"),
+        ("mi999x", "is not a known GPU; known:"),
+        ("", "is not a known GPU; known:"),
     ],
 )
 def test_unknown_gpu_is_an_error_that_says_what_was_meant(name: str, meant: str) -> None:
     with pytest.raises(InputError) as error:
         find_gpu(name, {}, "my.yaml: machines[0].gpu")
-    assert str(error.value).startswith(f"my.yaml: machines[0].gpu: {name!r} is not a known GPU")
-    assert meant in str(error.value)
+    assert str(error.value).startswith(f"my.yaml: machines[0].gpu: {name!r} {meant}")
     assert "\n" not in str(error.value)
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hexiopt.cost.executors.network_load import load_of
 from hexiopt.errors import InputError
-from hexiopt.files.cluster_file import cluster_from_section
+from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.problem.cluster import Cluster
 from hexiopt.reading import Section
 from tests.timing import within
@@ -180,3 +181,26 @@ def test_arrays_are_read_only() -> None:
     for array in (cluster.network.capacity, cluster.network.bandwidth, cluster.machine_of):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
+
+
+def test_members_of_a_group_share_what_lies_between_them_in_both_directions() -> None:
+    parts = [{"name": name, "gpu": "rtx_3090", "num_gpus": 1, "host": "pc"} for name in "abc"]
+    outside = {"name": "d", "gpu": "rtx_3090", "num_gpus": 1}
+    pc = {"name": "pc", "members": ["a", "b", "c"], "uplink_gb_per_s": 1, "shared_gb_per_s": 8}
+    text = {"name": "x", "inter_machine": {"bandwidth_gb_per_s": 12}, "machines": [*parts, outside], "groups": [pc]}
+    cluster = read(text)
+    network = cluster.network
+    names = [network.resource_name(r) for r in range(network.num_resources)]
+    assert [names[r] for r in network.route(0, 1)] == ["a interface 0 transmit", "pc inside", "b interface 0 receive"]
+    assert [names[r] for r in network.route(0, 3)] == [
+        "a interface 0 transmit",
+        "pc uplink out",
+        "d interface 0 receive",
+    ]
+    assert network.pair_bandwidth(0, 1) == network.bandwidth[0, 1] == 8e9
+    assert network.pair_bandwidth(0, 3) == network.bandwidth[0, 3] == 1e9
+    assert network.capacity[names.index("pc inside")] == 8e9
+    assert read(cluster_to_dict(cluster)) == cluster
+    # Two transfers at once, one each way: each needs an eighth of a second of the same thing, for half of the time.
+    load, _ = load_of(network, [(0, 1, 1e9), (1, 0, 1e9)], receivers=True)
+    assert max(load.values()) == load[names.index("pc inside")] == pytest.approx(2 / 8)

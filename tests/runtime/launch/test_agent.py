@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import PlanFile
-from hexiopt.numbers.gpus import find_gpu
+from hexiopt.numbers.products import find_gpu
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission, vitals

@@ -1,13 +1,17 @@
 """The catalogue's type for a product name as written by the driver or an administrator.
 
+Users name types likewise, in cluster files and lists of cards: `3090`, `RTX 4090`, `A100 40`, `4060ti-16gb`.
+
 Driver names follow NVIDIA's list of products (README of open-gpu-kernel-modules): `NVIDIA A100-SXM4-80GB`,
 `NVIDIA H100 80GB HBM3` (SXM), `NVIDIA H100 PCIe`, `NVIDIA H200` (SXM; the PCIe card is named NVL).
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from hexiopt.errors import InputError, closest_of_many
 from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.units import GIB
 
@@ -24,6 +28,7 @@ _ONE_FORM = {"h20", "b200", "b100", "gh200", "gb200", "b300", "gb300"}
 _ONE_FORM |= {"mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x"}
 _SXM_MEMORY = {"h100": "hbm3"}  # the PCIe card has HBM2e
 _SLICE = re.compile(r"(?:^|[^a-z0-9])([1-7])g\.?(\d{1,3})gb", re.IGNORECASE)
+_BARE_MEMORY = re.compile(r"[ _-](\d{1,3})$")  # GB, without the unit
 # Models of which the catalogue and these products are all that was sold, by NVIDIA's and AMD's lists of products.
 _OTHER_PRODUCTS = {
     "a100": ("A100-SXM-64GB",),
@@ -72,10 +77,31 @@ class _NameParts:
     by_driver: bool = False
 
 
+def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
+    """The type `name` of `extra` (a cluster file's own types), else of the catalogue, by its name or a product's.
+
+    Raises InputError naming `where` and the types that `name` may mean.
+    """
+    gpu = extra.get(name) or catalogue().get(name)
+    if gpu is not None:
+        return gpu
+    named = match(name)
+    if named.gpu is not None:
+        return catalogue()[named.gpu]
+    new = "a new type is described under 'gpus'"
+    if named.choices:
+        others = f", or {', '.join(named.others)}, which the catalogue lacks" if named.others else ""
+        raise InputError(f"{where}: {name!r} may be {' or '.join(named.choices)}{others}; write one of them ({new})")
+    hint = closest_of_many("_".join(re.findall(r"[a-z0-9]+", name.lower())), {*extra, *catalogue()})
+    raise InputError(f"{where}: {name!r} is not a known GPU; {hint} ({new})")
+
+
 @cache
 def match(product: str, memory_bytes: float | None = None) -> Match:
     """The type for a name, never guessed (see `Match`); `memory_bytes` is what the driver reports."""
     name_parts = _product_parts(product)
+    if not any(name_parts.model == parts.model for parts in _types().values()):  # `A100 40`
+        name_parts = _product_parts(_BARE_MEMORY.sub(r" \1gb", product))
     fitting = [name for name, type_parts in _types().items() if _fits(name_parts, type_parts, name, memory_bytes)]
     others = _others(name_parts, memory_bytes)
     complete = others == ()

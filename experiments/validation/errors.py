@@ -1,0 +1,50 @@
+"""Measured over predicted values of validated runs, by kind: the rows of `hexiopt/numbers/errors.yaml`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.validation.memory import process_ratios
+from experiments.validation.metrics import step_time_s
+from experiments.validation.predict import Case
+from experiments.validation.score import grouped
+from hexiopt.cost.cost import Cost
+from hexiopt.files.plan_file import write_text
+from hexiopt.numbers.errors import LEAST, MANY_TOKENS
+from hexiopt.reading import Section, read_mapping
+from hexiopt.report.evidence import kind_of
+
+_HEAD = f"""# Measured over predicted values of published runs: the intervals of hexiopt fit. Written by
+#   hexiopt validate data=FILE validate.errors=hexiopt/numbers/errors.yaml
+# with each FILE below. Kinds are told by what is trained, and whether micro-batches have {MANY_TOKENS:,} tokens.
+"""
+
+
+def write_errors(path: Path, data: Path, priced: Sequence[tuple[Case, Cost]]) -> None:
+    """Replace the rows of the runs in `data` in the file `path`: one of each kind of `LEAST` runs or more.
+
+    Raises InputError where the file is not one of such rows.
+    """
+    name = data.as_posix()
+    old = Section(read_mapping(path), str(path)).items("kinds") if path.exists() else []
+    rows = [row for row in old if row["data"] != name]
+    for (kind, many), own in grouped(priced, _key).items():
+        if kind is not None and len(own) >= LEAST:
+            rows.append(_row(kind, many, name, own))
+    rows.sort(key=lambda row: (row["kind"], not row["many_tokens"], row["data"]))
+    write_text(path, _HEAD + yaml.safe_dump({"kinds": rows}, sort_keys=False, width=120, default_flow_style=None))
+
+
+def _key(pair: tuple[Case, Cost]) -> tuple[str | None, bool]:
+    case, _ = pair
+    tokens = case.problem.workload.seq_len * case.plan.pipelines[0].micro_batch_size
+    return kind_of(case.problem), tokens >= MANY_TOKENS
+
+
+def _row(kind: str, many: bool, data: str, own: Sequence[tuple[Case, Cost]]) -> dict[str, Any]:
+    speed = sorted(round(cost.step_time_s / step_time_s(case), 3) for case, cost in own)
+    memory = sorted(round(1.0 / ratio, 3) for case, cost in own for ratio in process_ratios(case, cost))
+    gpus = sorted({gpu.name for case, _ in own for gpu in case.problem.cluster.types})
+    return {"kind": kind, "many_tokens": many, "data": data, "gpus": gpus, "speed": speed, "memory": memory}
