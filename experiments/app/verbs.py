@@ -3,6 +3,8 @@
 `import` is a word of Python's, so its module has another name.
 """
 
+from hexiopt.own_packages import own_package
+
 VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
     "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png, plan.json",
@@ -26,4 +28,4 @@ _MODULES = {"import": "import_plan"}
 
 def module_of(verb: str) -> str:
     """The name of a verb's module."""
-    return f"experiments.{_MODULES.get(verb, verb)}"
+    return f"{own_package('experiments')}.{_MODULES.get(verb, verb)}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from hexiopt.exports.formats import Program, Trainer
 from hexiopt.numbers.messages import MESSAGE_PRECISIONS
+from hexiopt.own_packages import own_package
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -28,7 +29,8 @@ class HexiOptFormat(Trainer):
 
     def write(self, problem: Problem, plan: Plan) -> Program:
         """Ranks follow the cluster's devices in order, as `runtime/mapping/layout.py` has them."""
-        command = '-m experiments.train plan="$HERE/plan.json" train.launch=torchrun hydra.run.dir="$HERE/run"'
+        module = f"{own_package('experiments')}.train"
+        command = f'-m {module} plan="$HERE/plan.json" train.launch=torchrun hydra.run.dir="$HERE/run"'
         return Program(tuple(sorted(plan.devices())), command)
 
 
