@@ -1,4 +1,4 @@
-"""Where our other packages are: beside hexiopt in a checkout, inside of it in a wheel.
+"""Where our other packages are: beside hexiopt in a checkout, in `hexiopt.packages` in a wheel.
 
 Their names are common, so that a checkout's may be hidden by a user's folder, and a wheel must not take them
 (`experiments/packaging/backend.py`).
@@ -11,15 +11,16 @@ from hexiopt.errors import InputError
 
 PACKAGES = ("conf", "experiments", "runtime", "solvers")
 _HERE = Path(__file__).resolve().parent
-IN_A_WHEEL = (_HERE / "solvers").is_dir()
-HOME = _HERE if IN_A_WHEEL else _HERE.parent
+_INSIDE = _HERE / "packages"
+IN_A_WHEEL = _INSIDE.is_dir()
+HOME = _INSIDE if IN_A_WHEEL else _HERE.parent
 """The folder that has them."""
 
 
 def own_package(name: str) -> str:
     """The name by which Python imports our package `name`. Raises InputError where a user's folder hides it."""
     if IN_A_WHEEL:
-        return f"hexiopt.{name}"
+        return f"hexiopt.packages.{name}"
     try:
         spec = find_spec(name)
     except ValueError:  # a module without a specification

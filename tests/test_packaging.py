@@ -18,13 +18,15 @@ from tests.conftest import ROOT
 
 PACKAGING = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 FOLDERS = [name.rstrip("*") for name in PACKAGING["packages"]["find"]["include"]]
-SEARCH = (
-    "cluster=small_mixed",
-    "model=opt_350m",
-    "workload.seq_len=2048",
-    "solver.time_limit_s=60",
-    "solver.max_steps=50",
-)
+PROBLEM = ("cluster=small_mixed", "model=opt_350m", "workload.seq_len=2048", "workload.global_batch=32")
+_USE = """
+import hexiopt as hx
+problem = hx.Problem(hx.cluster("small_mixed"), hx.model("opt_350m"), hx.Workload(seq_len=2048, global_batch=32))
+result = hx.solve(problem, "random", max_steps=5)
+print(hx.__path__[0])
+print(result.status, "portfolio" in hx.solvers())
+"""
+SEARCH = (*PROBLEM, "solver.time_limit_s=60", "solver.max_steps=50")
 
 
 def test_every_data_file_is_in_the_wheel() -> None:
@@ -49,13 +51,15 @@ def test_every_module_can_be_moved() -> None:
             source = path.read_text(encoding="utf-8")
             moved = with_moved_imports(source, PACKAGES)
             assert not re.search(rf"^\s*(?:from|import) (?:{names})\b", moved, re.MULTILINE), path
-            assert moved.replace("from hexiopt.", "from ") == source.replace("from hexiopt.", "from "), path
+            assert moved.replace("from hexiopt.packages.", "from ") == source, path
             assert not text.search(source), f"{path}: {text.search(source)}; use hexiopt/own_packages.py"
 
 
 def test_imports_are_moved_where_they_stand() -> None:
     source = 'def é(): from solvers.core import x; from solversx import solvers\n"from solvers import y"\n'
-    assert with_moved_imports(source, ["solvers"]) == source.replace("from solvers.core", "from hexiopt.solvers.core")
+    assert with_moved_imports(source, ["solvers"]) == source.replace(
+        "from solvers.core", "from hexiopt.packages.solvers.core"
+    )
     with pytest.raises(ValueError, match=r"import conf\.a as b: write from"):
         with_moved_imports("import conf.a as b", ["conf"])
 
@@ -77,10 +81,10 @@ def test_a_wheel_is_rewritten_with_its_record(tmp_path: Path) -> None:
         texts = {name: archive.read(name).decode() for name in archive.namelist()}
     record = texts.pop("x-1.dist-info/RECORD").splitlines()
     assert texts == {
-        "hexiopt/a.py": "from hexiopt.conf import b\n",
-        "hexiopt/conf/b.yaml": "x:\n  _target_: hexiopt.conf.c.D\n  note: conf.c\n",
+        "hexiopt/a.py": "from hexiopt.packages.conf import b\n",
+        "hexiopt/packages/conf/b.yaml": "x:\n  _target_: hexiopt.packages.conf.c.D\n  note: conf.c\n",
         "x-1.dist-info/top_level.txt": "hexiopt\n",
-        "x-1.dist-info/entry_points.txt": "[g]\nown = hexiopt.conf.c:D\nother = hexiopt.a:b\n",
+        "x-1.dist-info/entry_points.txt": "[g]\nown = hexiopt.packages.conf.c:D\nother = hexiopt.a:b\n",
     }
     assert [line.partition(",")[0] for line in record] == [*texts, "x-1.dist-info/RECORD"]
 
@@ -113,9 +117,8 @@ def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr
         assert says in ran.stdout
         assert ran.stderr.count("hexiopt: compiling once") == (verb == "fit")
-    modules = "import hexiopt.experiments.app.compile as c, sys; print(c.__file__); sys.exit(len(list(c.missing())))"
-    ran = _run([hexiopt[0], "-c", modules], folder)
-    assert (ran.returncode, ran.stdout) == (0, f"{packages}/hexiopt/experiments/app/compile.py\n")
+    ran = _run([hexiopt[0], "-c", _USE], folder)
+    assert (ran.returncode, ran.stdout) == (0, f"{packages}/hexiopt\nfeasible True\n"), ran.stderr
 
 
 def _source(folder: Path) -> Path:

@@ -9,6 +9,7 @@ VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
     "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png, plan.json",
     "fit": "says what fits in memory: the longest context, the most layers; writes fit.csv and the plans that prove it",
+    "page": "serves a page in your browser, for this machine alone, that plans for the cards you name",
     "whatif": "says what other machines and links would give and cost; writes whatif.csv, whatif.png",
     "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
     "replan": "plans again after plan=... without lost=[...] or on a changed cluster; writes plan.json, replan.json",

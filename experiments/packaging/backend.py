@@ -1,9 +1,9 @@
-"""How `pip` builds this project: as setuptools does, but in a wheel everything stands inside of `hexiopt`.
+"""How `pip` builds this project: as setuptools does, but in a wheel all packages stand inside of `hexiopt`.
 
 A checkout's packages are imported as `conf`, `experiments`, `runtime` and `solvers`, names that an environment of a
-user's may need for others. In a wheel they are `hexiopt.conf` and so on: their files are moved, and the imports that
-name them with them. Nothing else is rewritten; modules that need a name as text ask `hexiopt/own_packages.py`, or use
-their own `__package__`.
+user's may need for others. In a wheel they are `hexiopt.packages.conf` and so on: their files are moved, and imports
+that name them with them. Nothing else is rewritten; modules that need a name as text ask `hexiopt/own_packages.py`, or
+use their own `__package__`.
 """
 
 import ast
@@ -34,6 +34,7 @@ __all__ = [
     "get_requires_for_build_wheel",
     "prepare_metadata_for_build_editable",
 ]
+_INSIDE = "hexiopt.packages."  # `hexiopt.solvers` is a function
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
@@ -55,7 +56,7 @@ def move_into_hexiopt(wheel: Path) -> None:
         for name, (item, data) in files.items():
             if name == record:
                 continue
-            item.filename = f"hexiopt/{name}" if name.partition("/")[0] in moved else name
+            item.filename = f"hexiopt/packages/{name}" if name.partition("/")[0] in moved else name
             data = _content(name, data, moved)
             after.writestr(item, data)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -70,7 +71,7 @@ def _content(name: str, data: bytes, moved: Sequence[str]) -> bytes:
         return b"hexiopt\n"
     if name.endswith((".dist-info/entry_points.txt", ".yaml")):  # `own = solvers.registry:BUILT_IN`, Hydra's `_target_`
         target = rf"^( *(?:_target_: |\w+ = ))(?=(?:{'|'.join(moved)})[.])"
-        return re.sub(target, r"\1hexiopt.", data.decode("utf-8"), flags=re.MULTILINE).encode("utf-8")
+        return re.sub(target, rf"\1{_INSIDE}", data.decode("utf-8"), flags=re.MULTILINE).encode("utf-8")
     return data
 
 
@@ -85,5 +86,5 @@ def with_moved_imports(source: str, moved: Sequence[str]) -> str:
             raise ValueError(f"{ast.unparse(node)}: write from ... import ..., which holds in a wheel too")
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in moved:
             line, at = lines[node.lineno - 1], node.col_offset
-            lines[node.lineno - 1] = line[:at] + re.sub(rb"^from\s+", b"from hexiopt.", line[at:])
+            lines[node.lineno - 1] = line[:at] + re.sub(rb"^from\s+", f"from {_INSIDE}".encode(), line[at:])
     return b"".join(lines).decode("utf-8")
