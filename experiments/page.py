@@ -18,6 +18,7 @@ from hexiopt.errors import InputError
 
 def run(job: Job) -> float:
     """Serve until Ctrl-C; returns NaN. Raises InputError, also without the packages of the extra `page`."""
+    page = job.config.page
     try:
         import starlette as starlette
         import uvicorn
@@ -26,7 +27,6 @@ def run(job: Job) -> float:
     from experiments.web.app import application
     from experiments.web.guard import HOST
 
-    page = job.config.page
     with socket.socket() as listening, tempfile.TemporaryDirectory(prefix="hexiopt-page-") as folder:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
