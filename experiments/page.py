@@ -33,12 +33,12 @@ def run(job: Job) -> float:
             listening.bind((HOST, page.port))
         except OSError as error:
             raise InputError(f"page.port: {page.port} cannot be had ({error.strerror}); state another, or 0") from None
-        app = application(Path(folder), listening.getsockname()[1])
+        app = application(Path(folder), listening.getsockname()[1], lambda: server.should_exit)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, access_log=False))
         print(f"{app.address}\nfor this machine alone; Ctrl-C ends it", flush=True)
         if page.open:
             webbrowser.open(app.address)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, access_log=False)
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     return math.nan
 
 

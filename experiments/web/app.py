@@ -31,12 +31,12 @@ _REPORT_POLICY = (  # scripts of the report run without an origin, so that they 
 )
 
 
-def application(folder: Path, port: int) -> Guard:
-    """The application on this `port`, with the files of searches below `folder`."""
+def application(folder: Path, port: int, ending: Callable[[], bool] = lambda: False) -> Guard:
+    """The application on this `port`; searches write below `folder`, and end when the server is `ending`."""
     searches = Searches(folder)
     routes = [
         Route("/", _page),
-        Route("/search", _search(searches), methods=["POST"]),
+        Route("/search", _search(searches, ending), methods=["POST"]),
         Route("/file/{key}/{name}", _file(searches)),
     ]
     return Guard(Starlette(routes=routes), port)
@@ -59,7 +59,7 @@ async def _page(request: Request) -> Response:
     return HTMLResponse(text, headers={"content-security-policy": _PAGE_POLICY.format(nonce=nonce)})
 
 
-def _search(searches: Searches) -> Callable[[Request], Awaitable[Response]]:
+def _search(searches: Searches, ending: Callable[[], bool]) -> Callable[[Request], Awaitable[Response]]:
     async def search(request: Request) -> Response:
         try:
             data = json.loads(await request.body())
@@ -70,7 +70,11 @@ def _search(searches: Searches) -> Callable[[Request], Awaitable[Response]]:
             return PlainTextResponse("the question is not JSON", 400)
         if not searches.take():
             return PlainTextResponse("a search is running; one at a time", 409)
-        return StreamingResponse(searches.run(data, request.is_disconnected), media_type="application/x-ndjson")
+
+        async def gone() -> bool:
+            return ending() or await request.is_disconnected()
+
+        return StreamingResponse(searches.run(data, gone), media_type="application/x-ndjson")
 
     return search
 

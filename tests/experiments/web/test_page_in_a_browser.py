@@ -161,5 +161,5 @@ def test_closing_the_tab_ends_the_search_and_a_second_tab_waits(browser: Any, ad
 
 def _jobs() -> list[str]:
     """The searches of this machine's pages."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-eww", "-o", "pid,args"], capture_output=True, text=True, check=True)
     return [line for line in listed.stdout.splitlines() if "experiments.web.job" in line and "hexiopt-page-" in line]

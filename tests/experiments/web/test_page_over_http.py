@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,7 @@ from starlette.testclient import TestClient
 from experiments.web import searches
 from experiments.web.app import application
 from experiments.web.guard import MAX_BODY_BYTES, Guard
+from tests.conftest import ROOT
 
 PORT = 8765
 ORIGIN = f"http://127.0.0.1:{PORT}"
@@ -143,7 +147,7 @@ REFUSED = [
 def test_a_question_out_of_range_is_one_line(
     client: TestClient, change: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parents[3])
+    monkeypatch.chdir(ROOT)
     sent = post(client, QUESTION | change)
     assert sent.status_code == 400
     assert "\n" not in sent.text
@@ -185,8 +189,25 @@ def test_a_search_says_what_it_has_and_leaves_files(client: TestClient, tmp_path
     assert got["plan.json"].headers["content-disposition"].startswith("attachment")
     assert got["report.html"].headers["content-disposition"].startswith("inline")
     assert got["report.html"].headers["content-security-policy"].startswith("sandbox allow-scripts")
-    for path in (f"/file/{key}/question", f"/file/{key}/../{key}/plan.json/", f"/file/{key}/%2e%2e%2fplan.json"):
+    for path in (f"/file/{key}/question", f"/file/{key}/plan.json/x", f"/file/{key}/%2e%2e%2fplan.json"):
         assert client.get(path).status_code in (404, 405), path
+
+
+@pytest.mark.slow
+def test_a_search_ends_with_a_server_that_was_killed(tmp_path: Path) -> None:
+    """Which closes the stdin of the search, and says nothing more."""
+    command = [sys.executable, "-P", "-m", "experiments.web.job", str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        job.stdin.write(json.dumps(QUESTION | {"seconds": 100}) + "\n")
+        job.stdin.flush()
+        assert "progress" in job.stdout.readline()
+        job.stdin.close()
+        assert job.wait(timeout=20) == -signal.SIGKILL
 
 
 def _job(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
