@@ -137,9 +137,10 @@ def _bars(plan: hx.PlacedPlan) -> Iterator[dict[str, Any]]:
     for number in range(len(plan.pipelines)):
         for stage in plan.facts.stages(number):
             memory, limit = stage.cost.memory, stage.cost.limit_bytes
+            cards = f"{len(stage.devices)} × " if len(stage.devices) > 1 else ""
             parts = [(part, getattr(memory, part)) for part in MEMORY_PARTS]
             yield {
-                "name": f"{stage.name} {stage.gpus}",
+                "name": f"{stage.name} {cards}{stage.gpus}",
                 "layers": style.count(stage.num_layers, "layer"),
                 "of": f"{memory.total / _GIB:.1f} of {limit / _GIB:.1f} GiB",
                 "parts": [

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def find_card(text: str) -> str:
     meant = match(text[:80])
     if meant.gpu in types:
         return meant.gpu
-    choices = f"did you mean {' or '.join(meant.choices)}?" if meant.choices else did_you_mean(text[:80], types)
+    near = meant.choices or tuple(get_close_matches(text[:80], types))
+    choices = f"did you mean {' or '.join(near)}?" if near else "choose one from the list of its field"
     raise InputError(f"page: cards: {quoted(text[:80])} is not known; {choices}")
 
 

@@ -139,7 +139,7 @@ REFUSED = [
     ({"seconds": 10**6}, r"seconds: 1000000 is out of range"),
     ({"seconds": None}, r"seconds: "),
     ({"task": "rm"}, r"task: 'rm' is not known"),
-    ({"sceonds": 1}, r"sceonds: unknown key; did you mean seconds\?"),
+    ({"second": 1}, r"second: unknown key; did you mean seconds\?"),
 ]
 
 
