@@ -1,5 +1,6 @@
 """Which keys of the configuration each verb reads, found by running it: the table that checks its command line."""
 
+import atexit
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -21,6 +22,7 @@ from tests.slow import slow_but
 SEARCH = (*SEARCHED, "solver.max_steps=20", "workload=small", "workload.global_batch=4", "hydra.run.dir=out")
 PLAN = ("plan=first/plan.json", "hydra.run.dir=out")
 TAKEN = socket.create_server(("127.0.0.1", 0))  # which `page` cannot have, so that it serves nothing
+atexit.register(TAKEN.close)
 COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "plan": ((*SEARCH, "bound.time_limit_s=0", "alone=true"),),
     "compare": ((*SEARCH, "compare.solvers=[random]", "bound.time_limit_s=0"),),
