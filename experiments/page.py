@@ -5,6 +5,7 @@ to keep.
 """
 
 import math
+import signal
 import socket
 import sys
 import tempfile
@@ -38,6 +39,7 @@ def run(job: Job) -> float:
         print(f"{app.address}\nfor this machine alone; Ctrl-C ends it", flush=True)
         if page.open:
             webbrowser.open(app.address)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which uvicorn raises again at its end
         server.run(sockets=[listening])
     return math.nan
 
