@@ -101,7 +101,7 @@ def _unknown(open_keys: list[tuple[str, str]], cluster: Mapping[str, Any]) -> It
         by_hand = [key for key in keys if key == "network_interfaces"]
         measured = [key for key in keys if key not in by_hand]
         if owner == "between machines":
-            how = "torchrun ... -m experiments.profile across the machines"
+            how = f"torchrun ... -m {__package__}.profile across the machines"
         else:
             how = f"hexiopt profile {'on one of them' if owner in several else 'there'}"
         for unknown, remedy in ((measured, how), (by_hand, "no tool measures it")):

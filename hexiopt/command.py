@@ -9,18 +9,18 @@ import sys
 from importlib import import_module
 
 from hexiopt.errors import InputError
-from hexiopt.own_packages import refuse_hidden
+from hexiopt.own_packages import PACKAGES, own_package
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
     _open_closed_streams()
     try:
-        refuse_hidden("experiments", "solvers", "conf", "runtime")
+        ours = {name: own_package(name) for name in PACKAGES}
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2
-    code: int = import_module("experiments.app.cli").main()
+    code: int = import_module(f"{ours['experiments']}.app.cli").main()
     return code
 
 

@@ -13,29 +13,30 @@ from hexiopt.solving import Capabilities, PricerMaker
 from hexiopt.solving.referee import Refereed
 from hexiopt.solving.registry import ALIASES, SolverClass, current_name, import_class, make_refereed, solver_targets
 
-BUILT_IN: Mapping[str, str] = {
-    "random": "solvers.heuristics.random_partition:RandomPartition",
-    "rules": "solvers.heuristics.rules:Rules",
-    "hexiscale": "solvers.heuristics.hexiscale:HexiScale",
-    "local_search": "solvers.heuristics.local_search:LocalSearch",
-    "portfolio": "solvers.portfolio:Portfolio",
-    "cp_sat": "solvers.exact.cp_sat:CpSat",
-    "exact": "solvers.exact.exact:Exact",
-    "amp": "solvers.baselines.amp:Amp",
-    "espresso": "solvers.baselines.espresso.espresso:Espresso",
-    "flashflex": "solvers.baselines.flashflex.flashflex:FlashFlex",
-    "fsdp": "solvers.baselines.fsdp:Fsdp",
-    "galvatron": "solvers.baselines.galvatron.galvatron:Galvatron",
-    "megatron": "solvers.baselines.megatron:Megatron",
-    "metis_atc24": "solvers.baselines.metis_atc24.metis_atc24:MetisAtc24",
-    "sailor": "solvers.baselines.sailor:Sailor",
-    "hexiseq": "solvers.sequence.hexiseq:HexiSeq",
-    "ring": "solvers.baselines.symmetric_layouts:RingLayouts",
-    "sequence_random": "solvers.sequence.random_layouts:SequenceRandom",
-    "ulysses": "solvers.baselines.symmetric_layouts:UlyssesLayouts",
-    "usp": "solvers.baselines.symmetric_layouts:UspLayouts",
-    "sequence_exact": "solvers.sequence.exact.sequence_exact:SequenceExact",
+_TABLE = {
+    "random": "heuristics.random_partition:RandomPartition",
+    "rules": "heuristics.rules:Rules",
+    "hexiscale": "heuristics.hexiscale:HexiScale",
+    "local_search": "heuristics.local_search:LocalSearch",
+    "portfolio": "portfolio:Portfolio",
+    "cp_sat": "exact.cp_sat:CpSat",
+    "exact": "exact.exact:Exact",
+    "amp": "baselines.amp:Amp",
+    "espresso": "baselines.espresso.espresso:Espresso",
+    "flashflex": "baselines.flashflex.flashflex:FlashFlex",
+    "fsdp": "baselines.fsdp:Fsdp",
+    "galvatron": "baselines.galvatron.galvatron:Galvatron",
+    "megatron": "baselines.megatron:Megatron",
+    "metis_atc24": "baselines.metis_atc24.metis_atc24:MetisAtc24",
+    "sailor": "baselines.sailor:Sailor",
+    "hexiseq": "sequence.hexiseq:HexiSeq",
+    "ring": "baselines.symmetric_layouts:RingLayouts",
+    "sequence_random": "sequence.random_layouts:SequenceRandom",
+    "ulysses": "baselines.symmetric_layouts:UlyssesLayouts",
+    "usp": "baselines.symmetric_layouts:UspLayouts",
+    "sequence_exact": "sequence.exact.sequence_exact:SequenceExact",
 }
+BUILT_IN: Mapping[str, str] = {name: f"{__package__}.{target}" for name, target in _TABLE.items()}
 
 
 def known() -> dict[str, str]:

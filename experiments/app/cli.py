@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from experiments.app.terminal import mute
 from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError
-from hexiopt.own_packages import refuse_hidden
+from hexiopt.own_packages import PACKAGES, own_package
 
 _COMPLETION = ("-sc", "--shell-completion")
 
@@ -51,7 +51,8 @@ def _main(args: list[str]) -> int:
         print(f"hexiopt: {verb!r} is not a verb; {hint}", file=sys.stderr)
         return 2
     try:
-        refuse_hidden("experiments", "solvers", "conf", "runtime")
+        for name in PACKAGES:
+            own_package(name)
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2

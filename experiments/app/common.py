@@ -29,6 +29,7 @@ from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
 from hexiopt.files.huggingface import config_file, model_from_config, name_of_file, read_config
 from hexiopt.files.plan_file import PlanFile, read_plan, write_text
 from hexiopt.files.problem_file import problem_from_section, problem_to_dict
+from hexiopt.own_packages import own_package
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
@@ -322,7 +323,7 @@ def _inheriting(cluster: dict[str, Any]) -> dict[str, Any]:
 
 def config_names(group: str) -> list[str]:
     """The names of the configurations in a group."""
-    found = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    found = (entry.name for entry in files(own_package("conf")).joinpath(group).iterdir())
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 

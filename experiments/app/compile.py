@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hexiopt
-import solvers
+from hexiopt.own_packages import HOME
 
 SOURCES = (
     "hexiopt/cost/clock/events.py",
@@ -41,7 +41,7 @@ SOURCES = (
     "solvers/proof/sums.py",
 )
 _PARTS = ("bounds", "search")  # of `kernels.py`
-_ROOTS = {package.__name__: Path(package.__path__[0]).parent for package in (hexiopt, solvers)}
+_ROOTS = {"hexiopt": Path(hexiopt.__file__).resolve().parent.parent, "solvers": HOME}
 _KERNEL = re.compile(r"^@(?:numba\.(?:njit|vectorize)\(.*cache=True.*|kernel|entry)\ndef (\w+)", re.MULTILINE)
 _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot keep beside the sources
 
@@ -77,7 +77,7 @@ def main() -> list[str]:
 
     for folder in sorted({(_ROOTS[source.partition("/")[0]] / source).parent for source in SOURCES}):
         forget_stale(folder)
-    command = [sys.executable, "-P", "-m", "experiments.app.kernels"]  # apart: it imports all that searches
+    command = [sys.executable, "-P", "-m", f"{__package__}.kernels"]  # apart: it imports all that searches
     processes = {part: subprocess.Popen([*command, part]) for part in _PARTS}
     return [part for part, process in processes.items() if process.wait()]
 

@@ -21,6 +21,7 @@ from experiments.app.verb_config import (
     EmulateConfig,
     ExportConfig,
     FitConfig,
+    PageConfig,
     ProfileConfig,
     ReplanConfig,
     SweepConfig,
@@ -46,6 +47,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "plan": (*_PRICED, "bound", "report", "print", "alone", "sweep"),
     "compare": (*_PRICED, "bound", "compare", "report", "sweep"),
     "fit": (*_PRICED, "fit", "print", "sweep"),
+    "page": ("page", "sweep"),
     "whatif": (*_PRICED, "bound", "whatif", "report", "sweep"),
     "price": ("plan", "cluster", "workload", "constraints.memory_headroom", "print", "sweep"),
     "replan": (
@@ -217,6 +219,7 @@ class Config(Keys):
     ranks: str | None = None
     compare: CompareConfig = field(default_factory=CompareConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    page: PageConfig = field(default_factory=PageConfig)
     whatif: WhatIfConfig = field(default_factory=WhatIfConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)

@@ -23,6 +23,7 @@ from experiments.app.own_files import with_own_files
 from experiments.app.terminal import plain_warnings
 from experiments.app.verb_help import help_text, refuse_unread, unread
 from hexiopt.errors import InputError
+from hexiopt.own_packages import own_package
 
 _VERSION = "1.3"  # of Hydra, whose behaviour is asked for
 _FULL_ERROR = "HYDRA_FULL_ERROR"  # with it, Hydra raises errors, which we tell in one line, and does not print them
@@ -55,7 +56,7 @@ def _run(verb: str, args: Sequence[str]) -> int:
     if flags.help:
         print(_help(verb, flags, overrides))
         return 0
-    main = hydra.main(version_base=_VERSION, config_path="pkg://conf", config_name=verb)(task)
+    main = hydra.main(version_base=_VERSION, config_path=f"pkg://{own_package('conf')}", config_name=verb)(task)
     try:
         with _arguments([*words(flags), *sweeps.in_newest_folder(overrides)]):
             main()
@@ -86,7 +87,7 @@ def _arguments(args: Sequence[str]) -> Iterator[None]:
 
 def _help(verb: str, flags: argparse.Namespace, overrides: list[str]) -> str:
     own = [] if flags.config_dir is None else [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"]
-    with hydra.initialize_config_module("conf", job_name=verb, version_base=_VERSION):
+    with hydra.initialize_config_module(own_package("conf"), job_name=verb, version_base=_VERSION):
         config = hydra.compose(flags.config_name or verb, [*overrides, *own], return_hydra_config=True)
         groups = [group for group in config.hydra.runtime.choices if group.partition("/")[0] != "hydra"]
         loader = GlobalHydra.instance().config_loader()

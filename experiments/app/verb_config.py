@@ -108,6 +108,17 @@ class FitConfig:
 
 
 @dataclass
+class PageConfig:
+    """The settings of `page`: its `port` (0: any that is free), and whether to `open` it in a browser."""
+
+    port: int = 8765
+    open: bool = False
+
+    def __post_init__(self) -> None:
+        Section(asdict(self), "page").integer("port", at_least=0, at_most=65535)
+
+
+@dataclass
 class WhatIfConfig:
     """The settings of `whatif`: `prices` is a price list (docs/questions.md), `factor` that by which links are made
     faster, `processes` the number of searches at once (null: as many as the solver's cores allow).

@@ -3,10 +3,13 @@
 `import` is a word of Python's, so its module has another name.
 """
 
+from hexiopt.own_packages import own_package
+
 VERBS = {
     "plan": "finds a plan and prints it; writes plan.json, plan.png, timeline.json, report.html",
     "compare": "runs compare.solvers=[...] on one problem; writes comparison.csv, comparison.png, plan.json",
     "fit": "says whether it fits, how fast, the longest context, the most layers; writes fit.json and plans",
+    "page": "serves a page in your browser, for this machine alone, that plans for the cards you name",
     "whatif": "says what other machines and links would give and cost; writes whatif.csv, whatif.png",
     "price": "prices and checks the plan file plan=...; writes plan.json with a new prediction",
     "replan": "plans again after plan=... without lost=[...] or on a changed cluster; writes plan.json, replan.json",
@@ -26,4 +29,4 @@ _MODULES = {"import": "import_plan"}
 
 def module_of(verb: str) -> str:
     """The name of a verb's module."""
-    return f"experiments.{_MODULES.get(verb, verb)}"
+    return f"{own_package('experiments')}.{_MODULES.get(verb, verb)}"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from experiments.lab.devices import forget_peak
 from hexiopt.cost.executors.memory import Memory
+from hexiopt.own_packages import own_package
 from runtime.device import gpu_peak_bytes
 from runtime.parallel.pipeline import Sequences
 from runtime.saved import counting
@@ -119,7 +120,7 @@ def _tables(calls: Iterable[object]) -> Iterator[Tensor]:
             todo += held
         elif isinstance(held, dict):
             todo += held.values()
-        elif type(held).__module__.startswith("runtime."):
+        elif type(held).__module__.startswith(f"{own_package('runtime')}."):
             fields = vars(held) if hasattr(held, "__dict__") else getattr(held, "__slots__", ())
             todo += [getattr(held, name) for name in fields]
 

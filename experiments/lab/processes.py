@@ -12,6 +12,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from hexiopt.own_packages import own_package
+
 T = TypeVar("T")
 
 _MONITOR_S = 0.05
@@ -35,7 +37,7 @@ def run_processes(
     """
     start_method = "spawn" if device == "cuda" else "forkserver"
     context = multiprocessing.get_context(start_method)
-    context.set_forkserver_preload(["torch._dynamo", "runtime.training.trainee"])
+    context.set_forkserver_preload(["torch._dynamo", f"{own_package('runtime')}.training.trainee"])
     lines = context.SimpleQueue()
     config = LaunchConfig(
         min_nodes=1,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hexiopt.errors import InputError, did_you_mean, quoted
-from hexiopt.own_packages import refuse_hidden
+from hexiopt.own_packages import own_package
 from hexiopt.reading import read_mapping
 
 _FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hold the path of a user's file
@@ -13,8 +13,7 @@ _FOR_A_PATH = {"cluster": "file", "model": "hf"}  # configurations that only hol
 
 def shipped_names(group: str) -> list[str]:
     """The names of the shipped clusters (`group` "cluster") or models ("model"), sorted."""
-    refuse_hidden("conf")
-    entries = (entry.name for entry in files("conf").joinpath(group).iterdir())
+    entries = (entry.name for entry in files(own_package("conf")).joinpath(group).iterdir())
     names = (name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
     return sorted(name for name in names if name != _FOR_A_PATH.get(group))
 
@@ -24,7 +23,7 @@ def read_shipped(group: str, name: str) -> dict[str, Any]:
     names = shipped_names(group)
     if name not in names:
         raise InputError(f"{group}: {quoted(name)} is not known; {did_you_mean(name, names)}")
-    with as_file(files("conf").joinpath(group, f"{name}.yaml")) as file:
+    with as_file(files(own_package("conf")).joinpath(group, f"{name}.yaml")) as file:
         return read_mapping(file)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, RenamedWarning, did_you_mean
 from hexiopt.frame import Frame
-from hexiopt.own_packages import refuse_hidden
+from hexiopt.own_packages import own_package
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import word
 from hexiopt.solving.referee import Refereed
@@ -69,7 +69,7 @@ def solver_targets() -> dict[str, str]:
 
     Raises InputError where a folder named `solvers` hides ours.
     """
-    refuse_hidden("solvers")
+    own_package("solvers")
     targets = {point.name: point.value for point in _entry_points(GROUP)}
     for point in _entry_points(TABLE_GROUP):
         if point.dist is not None and point.dist.name == OWN_DISTRIBUTION:

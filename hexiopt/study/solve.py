@@ -5,7 +5,7 @@ from typing import Any
 
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
-from hexiopt.solving import Budget, Pricer, PricerMaker, Solver, valid_seed
+from hexiopt.solving import Budget, OnProgress, Pricer, PricerMaker, Solver, valid_seed
 from hexiopt.solving.registry import make_solver
 from hexiopt.study.inputs import constrain
 from hexiopt.study.running import listener
@@ -23,6 +23,7 @@ def solve(
     pricer: str | Pricer | PricerMaker | None = None,
     start: Plan | None = None,
     progress: bool | None = None,
+    on_progress: OnProgress | None = None,
     **options: object,
 ) -> Solution:
     """The best plan that `solver` finds within `time_limit_s` seconds, checked by the referee.
@@ -34,7 +35,7 @@ def solve(
     for a problem. Bounds and proofs of ours do not hold for it, so `bound_s` is 0 unless it brings one. `start`
     is a plan for the problem to begin from, such as that of an earlier search: the result is never slower.
     Progress appears on a terminal and in a notebook, unless `progress` is False. Ctrl-C ends the search, and the best
-    plan so far is returned.
+    plan so far is returned; so it is where `on_progress`, which is called with each `Progress`, returns False.
 
     Without a plan, `reason` of the result says why. `bound_s` is the bound that the solver proved;
     `result.above(lower_bound(problem))` may raise it.
@@ -47,5 +48,6 @@ def solve(
     refereed = make_solver(solver, options, pricer)
     judge = refereed.judge(problem)
     with listener(problem.workload.tokens, budget.time_limit_s, progress) as (listen, _):
-        result = refereed.solve(problem, budget, seed=seed, on_progress=listen, start=start, judge=judge)
+        hear = listen if on_progress is None else lambda report: listen(report) and on_progress(report)
+        result = refereed.solve(problem, budget, seed=seed, on_progress=hear, start=start, judge=judge)
     return Solution.of(problem, result, judge)

@@ -29,7 +29,7 @@ _SETTLE_S = 1.0  # in which the cause may still be told after its consequences
 _GRACE_S = 10.0  # that `replan` waits for a machine which was there, and may only be slow to meet the others
 _LEAVE_S = 5.0  # in which agents hear that the run has ended
 _MOST_FAILURES = 100  # of processes that do not even meet
-AGENT = ("-m", "runtime.launch.agent")
+AGENT = ("-m", f"{__package__}.agent")
 _AS_RESTART = "going on as train.on_failure=restart does"
 
 

@@ -35,7 +35,8 @@ OWN_TESTS = (  # beginnings of commands that tests of their own run so
     *("train plan=", "train cluster=small_mixed model=tiny "),
 )
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+AGENTS = ROOT / "AGENTS.md"
+PAGES = [README, AGENTS, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -146,6 +147,12 @@ def test_every_solver_and_verb_has_its_row() -> None:
     planning = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     for name in VERBS:
         assert f"| `{name}` |" in planning, name
+
+
+def test_what_scripts_are_told_names_every_verb_in_80_lines() -> None:
+    text = AGENTS.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert [name for name in VERBS if not re.search(rf"`(hexiopt )?{name}\b", text)] == []
 
 
 def test_the_readme_fits_two_screens() -> None:

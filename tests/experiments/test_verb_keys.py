@@ -1,5 +1,7 @@
 """Which keys of the configuration each verb reads, found by running it: the table that checks its command line."""
 
+import atexit
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -19,10 +21,13 @@ from tests.slow import slow_but
 
 SEARCH = (*SEARCHED, "solver.max_steps=20", "workload=small", "workload.global_batch=4", "hydra.run.dir=out")
 PLAN = ("plan=first/plan.json", "hydra.run.dir=out")
+TAKEN = socket.create_server(("127.0.0.1", 0))  # which `page` cannot have, so that it serves nothing
+atexit.register(TAKEN.close)
 COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "plan": ((*SEARCH, "bound.time_limit_s=0", "alone=true"),),
     "compare": ((*SEARCH, "compare.solvers=[random]", "bound.time_limit_s=0"),),
     "fit": ((*SEARCH, "fit.precision=1", "print=full"),),
+    "page": ((f"page.port={TAKEN.getsockname()[1]}",),),
     "whatif": ((*SEARCH, "bound.time_limit_s=0"),),
     "price": ((*PLAN, "constraints.memory_headroom=0.1", "workload.seq_len=64"),),
     "replan": ((*PLAN, "lost=[old:0]", "workload.seq_len=64", "space.replicas=false", "constraints.max_tp=1"),),

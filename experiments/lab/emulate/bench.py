@@ -73,7 +73,7 @@ class EmulationBench:
         run = TrainingRun("emulated", folder / "plan.json", self._tokens, folder / "checkpoints", settings)
         seconds: list[float] = []
         timelines: list[Event] = []
-        agent = AGENT if pace is None else ("-m", "experiments.lab.emulate.agent", str(pace))
+        agent = AGENT if pace is None else ("-m", f"{__package__}.agent", str(pace))
         for event in trained(run, folder, AfterFaults("stop", lambda *_: run.plan, 0), agent=agent):
             if event["event"] == "step":
                 seconds.append(event["seconds"])

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 
 from experiments.app.configurations import named_cluster, named_model
+from hexiopt.own_packages import own_package
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -25,7 +26,7 @@ class FlashFlexRow:
 
 def read_rows() -> tuple[FlashFlexRow, ...]:
     """The rows of `data/flashflex_rows.yaml`."""
-    with as_file(files("experiments").joinpath("data/flashflex_rows.yaml")) as file:
+    with as_file(files(own_package("experiments")).joinpath("data/flashflex_rows.yaml")) as file:
         return tuple(FlashFlexRow(**row) for row in read_mapping(file)["rows"])
 
 

@@ -10,6 +10,7 @@ from experiments.app.configurations import named_model
 from hexiopt.files.cluster_file import cluster_from_section
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
+from hexiopt.own_packages import own_package
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
@@ -24,7 +25,7 @@ _WORKLOAD = ("global_batch", "seq_len", "precision")
 @cache
 def small_problems() -> Mapping[str, Problem]:
     """The problems by name."""
-    with as_file(files("experiments").joinpath("data/small_suite.yaml")) as file:
+    with as_file(files(own_package("experiments")).joinpath("data/small_suite.yaml")) as file:
         rows: list[dict[str, Any]] = read_mapping(file)["problems"]
     return {row["name"]: _problem(row) for row in rows}
 

@@ -7,6 +7,7 @@ from importlib.resources import as_file, files
 from typing import Any
 
 from experiments.studies.frame.words import span
+from hexiopt.own_packages import own_package
 from hexiopt.reading import read_mapping
 
 HEXISCALE = "HexiScale, arXiv 2409.01143"
@@ -16,7 +17,7 @@ HEXISEQ = "HexiSeq, arXiv 2605.07569"
 @cache
 def paper(name: str) -> dict[str, Any]:
     """What a paper reports, as its file states it."""
-    with as_file(files("experiments").joinpath(f"data/{name}.yaml")) as file:
+    with as_file(files(own_package("experiments")).joinpath(f"data/{name}.yaml")) as file:
         return read_mapping(file)
 
 

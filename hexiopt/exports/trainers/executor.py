@@ -6,6 +6,7 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import Program, Trainer
 from hexiopt.exports.trainable import untrainable
+from hexiopt.own_packages import own_package
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 
@@ -34,7 +35,8 @@ class HexiOptFormat(Trainer):
         """Ranks follow the cluster's devices in order, as `runtime/mapping/layout.py` has them."""
         if why := untrainable(problem.model, problem.workload, plan):
             raise InputError(f"export.format: {self.name}: {why}")
-        command = '-m experiments.train plan="$HERE/plan.json" train.launch=torchrun hydra.run.dir="$HERE/run"'
+        module = f"{own_package('experiments')}.train"
+        command = f'-m {module} plan="$HERE/plan.json" train.launch=torchrun hydra.run.dir="$HERE/run"'
         return Program(tuple(sorted(plan.devices())), command)
 
 
