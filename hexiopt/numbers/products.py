@@ -52,6 +52,8 @@ _OTHER_PRODUCTS = {
 # Models that people also call by another one's name.
 _ALSO_CALLED = {"v100": "v100s"}
 
+_AMD = re.compile(r"mi\d+[ax]?")  # types of the catalogue; the others are NVIDIA's
+
 
 @dataclass(frozen=True)
 class Match:
@@ -94,6 +96,11 @@ def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
         raise InputError(f"{where}: {name!r} may be {' or '.join(named.choices)}{others}; write one of them ({new})")
     hint = closest_of_many("_".join(re.findall(r"[a-z0-9]+", name.lower())), {*extra, *catalogue()})
     raise InputError(f"{where}: {name!r} is not a known GPU; {hint} ({new})")
+
+
+def is_amd(gpu: Gpu) -> bool:
+    """Whether a type of the catalogue is AMD's, whose software does not run on the cards of others."""
+    return _AMD.fullmatch(gpu.name) is not None
 
 
 @cache

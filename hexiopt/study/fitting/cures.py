@@ -8,6 +8,7 @@ from typing import Any
 from hexiopt.errors import InputError
 from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.numbers.links import through_host_gb_per_s
+from hexiopt.numbers.products import is_amd
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA
 from hexiopt.study.fitting.capacity import SEQ_LEN_GRAIN, Capacity, is_exact, longest_context, proof
@@ -98,9 +99,14 @@ def _shorter(problem: Problem) -> PlacedPlan | None:
 
 
 def _another_card(problem: Problem) -> Iterator[Cure]:
-    """The catalogue's card of least memory, and the slowest of these, with which the problem fits."""
+    """The card of least memory, and the slowest of these, with which the problem fits: of the makers that are there."""
     precision = problem.workload.precision
-    cards = [gpu for gpu in catalogue().values() if gpu.link.startswith("pcie") and gpu.peak_flops(precision)]
+    makers = {is_amd(gpu) for gpu in problem.cluster.types}
+    cards = [
+        gpu
+        for gpu in catalogue().values()
+        if gpu.link.startswith("pcie") and gpu.peak_flops(precision) and is_amd(gpu) in makers
+    ]
     have = {gpu.name for gpu in problem.cluster.types}
     key: Callable[[Gpu], Any] = lambda gpu: (gpu.name not in have, gpu.memory_bytes, gpu.peak_flops(precision))  # noqa: E731
     for gpu in sorted(cards, key=key):

@@ -4,7 +4,7 @@ import pytest
 
 from hexiopt.exports.launchers.products import kubernetes_product
 from hexiopt.numbers.gpus import catalogue
-from hexiopt.numbers.products import Match, match, mig_profile
+from hexiopt.numbers.products import Match, is_amd, match, mig_profile
 
 MIB = 2**20
 
@@ -186,3 +186,9 @@ def test_memory_tells_types_of_one_name_apart() -> None:
 )
 def test_slices_are_told_from_whole_gpus(name: str, profile: str | None) -> None:
     assert mig_profile(name) == profile
+
+
+def test_makers_of_cards() -> None:
+    assert {gpu.name for gpu in catalogue().values() if is_amd(gpu)} == {
+        *("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+    }

@@ -11,6 +11,7 @@ import pytest
 import hexiopt as hx
 from hexiopt.discovery.cards import cluster_of_cards
 from hexiopt.numbers.errors import Evidence, evidence
+from hexiopt.numbers.products import is_amd
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import LORA, Workload
@@ -58,6 +59,7 @@ def test_every_cure_of_what_does_not_fit_fits(work: Workload) -> None:
     assert 1 <= len(told.cures) <= 3
     for cure in told.cures:
         assert not hx.check(cure.plan.problem, cure.plan), cure.change
+        assert not any(map(is_amd, cure.plan.problem.cluster.types)), "which a PC of NVIDIA's cards has no software for"
     assert "room for" in told.reason
     assert "cures" in str(told)
 
