@@ -155,7 +155,7 @@ class ConstraintsConfig(node_of(Space, BOUNDS)):  # type: ignore[misc]
 class Keys:
     """What the schemas of all verbs can do."""
 
-    verb: ClassVar[str]
+    verb: ClassVar[str] = ""
     space: SpaceConfig
     constraints: ConstraintsConfig
 

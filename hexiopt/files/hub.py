@@ -11,6 +11,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from hexiopt.errors import InputError
+from hexiopt.own_packages import own_package
 
 CONFIG_FILE = "config.json"
 _TIMEOUT_S = 5.0
@@ -38,7 +39,7 @@ def hub_config(name: str) -> Path:
 def _shipped_files() -> dict[str, Path]:
     """The files of the shipped models by their names on the Hub, in lower case."""
     named = {}
-    with as_file(files("conf").joinpath("model")) as folder:
+    with as_file(files(own_package("conf")).joinpath("model")) as folder:
         for path in sorted(folder.glob("*.yaml")):
             if name := _SHIPPED_NAME.search(path.read_text(encoding="utf-8")):
                 named[name[1].lower()] = path

@@ -20,7 +20,8 @@ class HexiOptFormat(Trainer):
     can_read = False
 
     def unsuitable(self, problem: Problem) -> str | None:
-        return untrainable(problem.model, problem.workload)
+        # What tensor parallelism asks of a workload, `runs_tp` asks.
+        return untrainable(problem.model, problem.workload.replace(sequence_parallel=True))
 
     def unsuitable_kinds(self, problem: Problem) -> str | None:
         return None

@@ -17,7 +17,6 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.problem import Problem
-from hexiopt.schedules.registry import ONE_F_ONE_B
 
 MAP, EQUAL, BEST = OTHERS = ("device_map", "equal data parallel", "best card")
 _BUFFER = 1.25  # of a layer that accelerate adds to an equal part
@@ -79,8 +78,8 @@ class Prices:
         self._pricers: dict[int, PlanPricer] = {}
 
     def price(self, pipelines: Sequence[Pipeline]) -> Cost | None:
-        """The cost under 1F1B without ZeRO; None where the plan does not fit or its problem forbids it."""
-        plan = Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(0))
+        """The cost under the default schedule without ZeRO; None where the plan does not fit or its problem forbids it."""
+        plan = Plan(tuple(pipelines), sharding=Sharding(0))
         batch = sum(pipeline.num_micro_batches * pipeline.micro_batch_size for pipeline in pipelines)
         if batch not in self._pricers:
             workload = self.problem.workload.replace(global_batch=batch)

@@ -164,7 +164,7 @@ def test_looking_for_a_remedy_ends_by_the_devices_placed(monkeypatch: pytest.Mon
     problem = replace(base, workload=replace(base.workload, recompute="none", optimizer_sharding="0"))
     placed: list[tuple[Problem, int]] = []
 
-    def none_fits(changed: Problem) -> Iterator[bool]:
+    def none_fits(changed: Problem, compiled: bool) -> Iterator[bool]:
         while True:
             placed.append((changed, len(changed.usable_devices)))
             yield False
