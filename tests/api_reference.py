@@ -54,7 +54,7 @@ PARTS = {
 RESULTS = {
     "Plans and their prices": ("Solution", "PlacedPlan", "PlanCost", "Plan"),
     "Tables": ("Frame", "Comparison", "Sweep", "SolverCatalogue", "SolverInfo"),
-    "Answers": ("Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "Exported", "InputError"),
+    "Answers": ("Verdict", "Fit", "WhatIf", "Replanning", "Replacement", "TrainedRun", "Exported", "InputError"),
 }
 
 

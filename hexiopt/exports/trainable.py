@@ -143,8 +143,11 @@ def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> It
         yield f"workload.optimizer: {name} cannot be trained yet beside experts, only planned; take {ADAMW}"
     if has_experts and workload.routing != "natural":
         yield f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
-    if not workload.sequence_parallel and (plan is None or plan.has_tensor_parallelism):
-        yield "workload.sequence_parallel: false cannot be trained; take true"
+    if not workload.sequence_parallel and plan is not None and plan.has_tensor_parallelism:
+        yield (
+            "workload.sequence_parallel: false cannot be trained with tensor parallelism; take true, or "
+            "constraints.max_tp=1"
+        )
 
 
 def _of_adapters(execution: Execution, workload: Workload) -> Iterator[str]:

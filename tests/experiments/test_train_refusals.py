@@ -128,14 +128,16 @@ def other_model(data: Any) -> None:
 def sequence(
     tokens: Sequence[int] = (20, 12), heads: Sequence[int] = (3, 1), order: str = "zigzag", groups: int = 1
 ) -> Callable[[Any], None]:
-    """All layers of the first pipeline in a sequence layout over two of its devices, as so many equal groups."""
+    """The first stage in a sequence layout over its device and one that is free, as so many equal groups."""
 
     def change(data: Any) -> None:
         stages = data["pipelines"][0]["stages"]
-        devices = [device for stage in stages for device in stage["devices"]][:2]
-        own = {"devices": devices, "tokens": [n // groups for n in tokens], "heads": list(heads)}
-        layers = [0, stages[-1]["layers"][1]]
-        stages[:] = [{"layers": layers, "sequence": {"groups": [own] * groups, "order": order}}]
+        group = {
+            "devices": [*stages[0]["devices"], "new:1"],
+            "tokens": [n // groups for n in tokens],
+            "heads": list(heads),
+        }
+        stages[0] = {"layers": stages[0]["layers"], "sequence": {"groups": [group] * groups, "order": order}}
 
     return change
 
@@ -149,8 +151,7 @@ def sequence(
         (wrong_shares, "sequences"),
         (other_model, "does not belong to the problem"),
         (other_counts, "sharding: ZeRO-3 over pipelines of unequally many micro-batches; give all as many"),
-        (sequence(tokens=[20, 11]), "the groups have 31 tokens, a sequence 32"),
-        (sequence(heads=[1, 2]), "group 0 has 3 heads, the model 4"),
+        (sequence(), "stage 0 of pipeline 0 has a sequence layout; allow them with space.sequence=true"),
         (sequence(tokens=[32, 0]), "has tokens (32, 0); give every device at least 1"),
         (sequence(order="spiral"), "spiral"),
         (sequence(groups=2), "is used 2 times"),

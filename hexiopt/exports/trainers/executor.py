@@ -20,8 +20,7 @@ class HexiOptFormat(Trainer):
     can_read = False
 
     def unsuitable(self, problem: Problem) -> str | None:
-        # What tensor parallelism asks of a workload, `runs_tp` asks.
-        return untrainable(problem.model, problem.workload.replace(sequence_parallel=True))
+        return untrainable(problem.model, problem.workload)
 
     def unsuitable_kinds(self, problem: Problem) -> str | None:
         return None

@@ -78,7 +78,7 @@ class Prices:
         self._pricers: dict[int, PlanPricer] = {}
 
     def price(self, pipelines: Sequence[Pipeline]) -> Cost | None:
-        """The cost under the default schedule without ZeRO; None where the plan does not fit or its problem forbids it."""
+        """The cost without ZeRO; None where the plan does not fit or its problem forbids it."""
         plan = Plan(tuple(pipelines), sharding=Sharding(0))
         batch = sum(pipeline.num_micro_batches * pipeline.micro_batch_size for pipeline in pipelines)
         if batch not in self._pricers:

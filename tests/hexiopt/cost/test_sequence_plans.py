@@ -87,7 +87,7 @@ def test_layouts_of_one_device_cost_what_tp_1_costs(pair: tuple[Problem, Plan], 
             for s in pipeline.stages
         ]
         layouts.append(replace(pipeline, stages=tuple(each)))
-    model = PlanPricer(problem)
+    model = PlanPricer(problem, frameworks()["hexiopt_flash"])  # one speed of attention, whole or in blocks
     cost, other = model.price(plan), model.price(replace(plan, pipelines=tuple(layouts)))
     for word in ("step_time_s", "pipeline_s", "excess_bytes", "mfu"):
         assert getattr(other, word) == pytest.approx(getattr(cost, word), rel=1e-9)

@@ -218,7 +218,7 @@ TWO_DEVICES = {"pipelines": (Pipeline((Stage.of((0, 1), 0, 2),), 1),)}
         ({}, {}, {"precision": "fp16"}, "fp16 cannot be trained"),
         ({}, {}, {"training": "lora", "lora": {"storage": "nf4"}}, "nf4 cannot be trained, only planned"),
         ({}, {}, {"optimizer": "lion"}, "workload.optimizer: lion cannot be trained, only planned, as torch does not"),
-        (TWO_DEVICES, {}, {"sequence_parallel": False}, "sequence_parallel: false cannot be trained; take true"),
+        (TWO_DEVICES, {}, {"sequence_parallel": False}, "sequence_parallel: false cannot be trained with tensor"),
         ({}, {}, {"sequence_parallel": False}, None),
         ({}, {}, {}, None),
     ],
