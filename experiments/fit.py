@@ -19,7 +19,6 @@ from experiments.app.own_files import FILE_CHOICES, typed
 from hexiopt import Verdict, fit, verdict
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import cluster_text
-from hexiopt.study.fitting.capacity import is_exact
 
 _AT_ONCE, _SEARCH = "rules", "portfolio"
 
@@ -59,8 +58,7 @@ def _verdict(job: Job, assumed: str) -> Verdict:
     if solver == _AT_ONCE and arguments["max_steps"] is None:
         del arguments["max_steps"]
     answer = verdict(job.problem, **asked, **arguments)
-    may_fit = answer.plan is None and not answer.proved
-    if may_fit and solver == _AT_ONCE and not (is_exact(job.problem) and job.problem.workload.adapters is not None):
+    if answer.may_fit and solver == _AT_ONCE:
         again = job.search_arguments() | {"solver": _SEARCH, "max_steps": job.config.solver.max_steps}
         del again["progress"]
         answer = verdict(job.problem, **asked, **again)

@@ -74,7 +74,7 @@ function fromAddress() {
 // ---------------------------------------------------------------- an answer
 
 function clear() {
-  for (const id of ["cures", "beside", "bars", "table", "files", "report"]) $(id).replaceChildren();
+  for (const id of ["cures", "lines", "bars", "table", "files", "typed", "report"]) $(id).replaceChildren();
   $("commands").hidden = true;
 }
 
@@ -119,17 +119,14 @@ function show(answer, key) {
     return undefined;
   }
   tell(answer.verdict, answer.reason, !answer.fits);
-  if (!answer.fits) {
-    $("cures").append(...answer.cures.map((cure) => make("button", { type: "button", textContent: `Try ${cure.text}`,
-      onclick: () => { fill(cure.form); ask("plan"); } })));
-    return undefined;
-  }
-  $("beside").append(...answer.beside.map((text) => make("li", { textContent: text })));
+  for (const [label, text] of answer.lines) $("lines").append(make("dt", { textContent: label }), make("dd", { textContent: text }));
+  $("cures").append(...answer.cures.map((cure) => make("button", { type: "button", textContent: `Try ${cure.text}`,
+    onclick: () => { fill(cure.form); ask("plan"); } })));
+  $("typed").append(...answer.commands.map((text) => make("code", { textContent: text })));
+  $("commands").hidden = false;
+  if (!answer.fits) return undefined;
   $("bars").append(...answer.bars.map(bar), legend(answer.bars));
   $("files").append(...answer.files.map((name) => make("a", { href: `/file/${key}/${name}?download`, download: name, textContent: name })));
-  $("command").textContent = answer.command;
-  $("train").textContent = answer.train;
-  $("commands").hidden = false;
   const frame = make("iframe", { title: "the plan", src: `/file/${key}/report.html` });
   frame.setAttribute("sandbox", "allow-scripts");
   $("report").append(frame);
@@ -177,7 +174,7 @@ async function ask(task) {
 }
 
 function busy(on) {
-  for (const id of ["go", "limits", "next"]) $(id).disabled = on;
+  for (const id of ["go", "next"]) $(id).disabled = on;
   $("stop").hidden = !on;
   if (on && document.activeElement === document.body) $("stop").focus();
 }
@@ -185,7 +182,6 @@ function busy(on) {
 form.addEventListener("submit", (event) => { event.preventDefault(); ask("plan"); });
 form.addEventListener("input", changed);
 $("more").onclick = () => { addPc([["rtx_4090", 1]]); changed(); };
-$("limits").onclick = () => ask("limits");
 $("next").onclick = () => ask("next");
 $("stop").onclick = () => running && running.abort();
 window.addEventListener("hashchange", fromAddress);

@@ -3,28 +3,29 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import hexiopt as hx
-from hexiopt.discovery.cards import cluster_of_cards
+from hexiopt.discovery.cards import CardCluster, cluster_of_cards
 from hexiopt.errors import InputError, did_you_mean, quoted
 from hexiopt.files.hub import is_hub_name
 from hexiopt.files.shipped import shipped_names
-from hexiopt.numbers.gpus import catalogue
-from hexiopt.numbers.products import match
+from hexiopt.numbers.products import find_gpu
 from hexiopt.problem.lora import MAX_RANK
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 
-TASKS = ("plan", "limits", "next")
+TASKS = ("plan", "next")
 TRAININGS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
+    "full_8bit": {"optimizer": "adamw_8bit"},
     "lora": {"training": "lora"},
-    "qlora": {"training": "lora", "storage": "nf4"},
+    "qlora": {"training": "lora", "lora.storage": "nf4"},
 }
+"""Of a workload, what a choice of the form states; a workload is the last that it agrees with."""
 NETWORKS = ("1", "2.5", "10", "25", "100")
 """Gbit/s of Ethernet between PCs."""
 MAX_CARDS, MAX_PCS, MAX_SECONDS = 64, 16, 120
@@ -45,29 +46,53 @@ class Question:
     seconds: float
 
     @property
-    def cluster_data(self) -> dict[str, Any]:
-        """The cluster in the file format."""
-        pcs = [[f"{count}x{gpu}" for gpu, count in pc.items()] for pc in self.pcs]
-        return cluster_of_cards(pcs, f"{self.network}gbe" if len(pcs) > 1 else None).data
+    def _gpus(self) -> list[list[str]]:
+        return [[f"{count}x{gpu}" if count > 1 else gpu for gpu, count in pc.items()] for pc in self.pcs]
+
+    @property
+    def _network(self) -> str | None:
+        return f"{self.network}gbe" if len(self.pcs) > 1 else None
+
+    @property
+    def _workload(self) -> dict[str, Any]:
+        stated = dict(TRAININGS[self.training])
+        rank = {"lora.rank": self.rank} if "training" in stated else {}
+        return stated | rank | {"seq_len": self.seq_len, "global_batch": self.global_batch}
+
+    @property
+    def cards(self) -> CardCluster:
+        """The cluster in the file format, and what is assumed of it. Raises InputError."""
+        return cluster_of_cards(self._gpus, self._network)
 
     def problem(self) -> Problem:
         """The problem. Raises InputError."""
-        workload: dict[str, Any] = {"global_batch": self.global_batch, "seq_len": self.seq_len}
-        chosen = dict(TRAININGS[self.training])
-        if chosen:
-            workload |= {"training": chosen.pop("training"), "lora": hx.Lora(rank=self.rank, **chosen)}
-        return hx.Problem(hx.cluster(self.cluster_data), hx.model(self.model), Workload(**workload))
+        stated = self._workload
+        lora = {key.removeprefix("lora."): stated.pop(key) for key in [*stated] if key.startswith("lora.")}
+        return hx.Problem(hx.cluster(self.cards.data), hx.model(self.model), Workload(lora=hx.Lora(**lora), **stated))
 
     @property
-    def command(self) -> str:
-        """The command that does the same, beside the file cluster.yaml."""
-        chosen = dict(TRAININGS[self.training])
-        words = ["cluster=cluster.yaml", f"model={self.model}"]
-        if chosen:
-            words += [f"workload.training={chosen.pop('training')}", f"workload.lora.rank={self.rank}"]
-            words += [f"workload.lora.{key}={value}" for key, value in chosen.items()]
-        words += [f"workload.seq_len={self.seq_len}", f"workload.global_batch={self.global_batch}"]
-        return shlex.join(["hexiopt", "plan", *words, f"solver.time_limit_s={self.seconds:g}"])
+    def commands(self) -> list[str]:
+        """The commands that do the same: the answer at once, and the search."""
+        pcs = [",".join(pc) for pc in self._gpus]
+        gpus = pcs[0] if len(pcs) == 1 else ",".join(f"[{pc}]" for pc in pcs)
+        words = [f"model={self.model}", f"gpus=[{gpus}]", *[f"network={self._network}"] * (len(pcs) > 1)]
+        words += [f"workload.{key}={value}" for key, value in self._workload.items()]
+        search = f"solver.time_limit_s={self.seconds:g}"
+        return [shlex.join(["hexiopt", "fit", *words]), shlex.join(["hexiopt", "plan", *words, search])]
+
+    def form_of(self, changed: Problem) -> dict[str, Any]:
+        """What the form shows of the problem with another training or context, or with cards more, in the first PC."""
+        workload = changed.workload
+        agrees = [
+            name
+            for name, stated in TRAININGS.items()
+            if all(attrgetter(key)(workload) == value for key, value in stated.items())
+        ]
+        first, *others = ({**pc} for pc in self.pcs)
+        for machine in changed.cluster.machines[len(self.cards.data["machines"]) :]:
+            first[machine.gpu.name] = first.get(machine.gpu.name, 0) + machine.num_gpus
+        pcs = [[[gpu, count] for gpu, count in pc.items()] for pc in (first, *others)]
+        return {"training": agrees[-1], "rank": workload.lora.rank, "seq_len": workload.seq_len, "pcs": pcs}
 
 
 def question_from(data: object) -> Question:
@@ -101,26 +126,13 @@ def _pc(data: object) -> dict[str, int]:
         raise InputError("page: pcs: a PC has no cards; name one, or remove the PC")
     counts: dict[str, int] = {}
     for pair in data:
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or len(pair[0]) > 80:
             raise InputError(f"page: pcs: {quoted(pair)} is no pair of a card and a number; write ['rtx_3090', 1]")
-        name, number = find_card(pair[0]), pair[1]
+        name, number = find_gpu(pair[0], {}, "page: cards").name, pair[1]
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_CARDS:
             raise InputError(f"page: pcs: {quoted(number)} is no number of cards; state 1 to {MAX_CARDS}")
         counts[name] = counts.get(name, 0) + number
     return counts
-
-
-def find_card(text: str) -> str:
-    """The type of a card by a name such as `3090` or `RTX 4090`. Raises InputError with those that it may mean."""
-    types = {name for name in catalogue() if name != "cpu"}
-    if text in types:
-        return text
-    meant = match(text[:80])
-    if meant.gpu in types:
-        return meant.gpu
-    near = meant.choices or tuple(get_close_matches(text[:80], types))
-    choices = f"did you mean {' or '.join(near)}?" if near else "choose one from the list of its field"
-    raise InputError(f"page: cards: {quoted(text[:80])} is not known; {choices}")
 
 
 def _model(text: str) -> str:

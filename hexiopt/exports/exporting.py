@@ -8,7 +8,6 @@ from pathlib import Path
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, blame, did_you_mean
 from hexiopt.exports.formats import (
-    WHOLE_BY_ADAMW,
     ImportContext,
     ImportedPlan,
     LaunchOptions,
@@ -57,6 +56,10 @@ def trainer_of(format: str, trainer: str | None) -> Trainer:
             f"export.trainer: {trainer} does not go with export.format={format}, which is a trainer too; "
             f"take export.format=torchrun, or another launcher, with export.trainer={trainer}"
         )
+    if format not in TRAINERS and trainer is not None and not TRAINERS[trainer].is_launched:
+        raise InputError(
+            f"export.trainer: {trainer} is one process, which no launcher starts; take export.format={trainer}"
+        )
     return TRAINERS[format if format in TRAINERS else trainer or EXECUTOR]
 
 
@@ -95,7 +98,7 @@ def _check_expressible(problem: Problem, plan: Plan, trainer: Trainer) -> None:
     for p, s in islice(plan.other_depths(), 1):
         what = f"{stage_name(p, s)} has {plan.pipelines[p].stages[s].in_flight} micro-batches in flight"
         trainer.refuse(f"{what}, as the schedule has not", "space.depth=false")
-    for key, value in WHOLE_BY_ADAMW.items():
+    for key, value in trainer.stated_training.items():
         if (other := getattr(problem.workload, key)) != value:
             rule = f"{trainer.name} is written for workload.{key}={value}; plan with that, not {other}"
             raise InputError(f"export.format: {rule}")

@@ -185,6 +185,10 @@ class Trainer(ABC):
     """Whether the trainer's files are read, too."""
     optional_sequence_parallelism: ClassVar[bool] = False
     """Whether the program can run TP groups without sequence parallelism."""
+    stated_training: ClassVar[Mapping[str, str]] = WHOLE_BY_ADAMW
+    """The values of keys of `workload` for which the format is written: what is trained, and by which optimizer."""
+    is_launched: ClassVar[bool] = True
+    """Whether launchers start the program, a process for each rank."""
     recomputes_together: ClassVar[bool] = False
     """Whether the program can recompute groups of layers, keeping only the input of each group."""
 
@@ -218,7 +222,7 @@ class Trainer(ABC):
         """The values of keys of `space`, `constraints` and `workload` under which every plan is expressible; the first
         value of a key is set by default."""
         workload = {"schedule": tuple(map(str, self.schedules))}
-        fixed = {"message_precision": TRAINING, "gradient_precision": TRAINING, **WHOLE_BY_ADAMW}
+        fixed = {"message_precision": TRAINING, "gradient_precision": TRAINING, **self.stated_training}
         workload |= {key: (value,) for key, value in fixed.items()}
         return {**self.choices, **{f"workload.{key}": values for key, values in workload.items()}}
 

@@ -6,6 +6,7 @@ from hexiopt.schedules.schedule import Schedule
 TRAINER_SCHEDULES: dict[str, dict[Schedule, str]] = {
     "accelerate": dict.fromkeys((ONE_F_ONE_B, GPIPE, INTERLEAVED), ""),  # with one stage all are the same
     "deepspeed": {ONE_F_ONE_B: ""},
+    "device_map": dict.fromkeys((ONE_F_ONE_B, GPIPE, INTERLEAVED), ""),  # of which none runs
     "flagscale": {ONE_F_ONE_B: ""},
     "flashflex": {ONE_F_ONE_B: "1F1B", GPIPE: "Gpipe"},
     "galvatron": {ONE_F_ONE_B: "pipedream_flush", GPIPE: "gpipe"},

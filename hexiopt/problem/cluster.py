@@ -239,6 +239,14 @@ class Cluster(Value):
         """The type of a device."""
         return self.types[int(self.type_of[device])]
 
+    def computer_of(self, device: int) -> str:
+        """The computer of a device: a machine that stands for the cards of one type in a PC is a part of one, by the
+        host that it states or the group whose members share its memory."""
+        machine = self.machines[int(self.machine_of[device])]
+        around = (group for group in self.groups if machine.spec_name in group.members)
+        inside = (group.name for group in around if group.shared_bytes_per_s < math.inf)
+        return machine.host or next(inside, machine.name)
+
     def device_name(self, device: int) -> str:
         """`machine:index` of a device."""
         return f"{self.machines[int(self.machine_of[device])].name}:{self.index_in_machine[device]}"

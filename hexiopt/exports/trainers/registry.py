@@ -4,6 +4,7 @@ from hexiopt.exports.formats import Trainer
 from hexiopt.exports.trainers import (
     accelerate,
     deepspeed,
+    device_map,
     executor,
     flagscale,
     flashflex,
@@ -14,5 +15,16 @@ from hexiopt.exports.trainers import (
 )
 
 EXECUTOR = executor.TRAINER.name
-_MODULES = (executor, megatron, megatron_bridge, flagscale, torchtitan, flashflex, galvatron, deepspeed, accelerate)
+_MODULES = (
+    executor,
+    megatron,
+    megatron_bridge,
+    flagscale,
+    torchtitan,
+    flashflex,
+    galvatron,
+    deepspeed,
+    accelerate,
+    device_map,
+)
 TRAINERS: dict[str, Trainer] = {module.TRAINER.name: module.TRAINER for module in _MODULES}

@@ -13,7 +13,6 @@ from hexiopt.cost.sharing import FairShares
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
-from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import largest_shard
 from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.problem import Problem
@@ -119,7 +118,7 @@ def device_map(prices: Prices) -> float:
     problem, rates = prices.problem, list[float]()
     by_host: dict[str, list[int]] = {}
     for device in problem.usable_devices:
-        by_host.setdefault(_host(problem.cluster, int(problem.cluster.machine_of[device])), []).append(device)
+        by_host.setdefault(problem.cluster.computer_of(device), []).append(device)
     splits = [
         split
         for devices in by_host.values()
@@ -134,14 +133,6 @@ def device_map(prices: Prices) -> float:
                 turns = problem.workload.global_batch // size
                 rates.append(problem.workload.tokens / (turns * cost.pipeline_s + cost.step_time_s - cost.pipeline_s))
     return max(rates, default=math.nan)
-
-
-def _host(cluster: Cluster, machine: int) -> str:
-    """The computer that a machine of the cluster, which may be a part of it, is in."""
-    spec = cluster.machines[machine]
-    around = (group for group in cluster.groups if spec.spec_name in group.members)
-    inside = (group.name for group in around if group.shared_bytes_per_s < math.inf)
-    return spec.host or next(inside, spec.name)
 
 
 def equal_batches(prices: Prices) -> float:

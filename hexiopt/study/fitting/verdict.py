@@ -6,7 +6,8 @@ solver that starts at once.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -37,7 +38,7 @@ from hexiopt.units import GIB
 
 FORMAT, VERSION = "hexiopt.fit", 1
 _WORDS = {MAP: "layer split by memory", EQUAL: "equal batches", BEST: "best card alone"}
-_STEPS, _SOLVER = 20, "rules"
+_STEPS, _SOLVER, _MOST_CARDS = 20, "rules", 16
 _LABEL, _WIDTH, _MOST_STAGES, _MOST_PIPELINES = 7, 120, 6, 3
 
 
@@ -45,8 +46,8 @@ _LABEL, _WIDTH, _MOST_STAGES, _MOST_PIPELINES = 7, 120, 6, 3
 class Verdict:
     """Whether a problem fits, with the plan that says so; without one, `reason` and changes that help.
 
-    `proved`: whether it is proved that nothing fits. `owners` has tokens per second of what owners do without a planner
-    (NaN: does not fit), `unmet` what was required and is not there. `assumed` are figures that nobody stated.
+    `proved`: whether it is proved that nothing fits; `unmet`: what was required and is not there. `assumed` are figures
+    that nobody stated.
     """
 
     problem: Problem
@@ -55,8 +56,6 @@ class Verdict:
     reason: str
     limits: PipelineLimits
     exact: bool
-    speed: SpeedInterval | None
-    owners: Mapping[str, float] = field(default_factory=dict)
     cures: tuple[Cure, ...] = ()
     unmet: tuple[str, ...] = ()
     assumed: str = ""
@@ -66,6 +65,26 @@ class Verdict:
     def fits(self) -> str:
         """`yes`, `not found`, or `impossible` where that is proved."""
         return "yes" if self.plan else "impossible" if self.proved else "not found"
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether a search may find a plan where there is none: several pipelines hold more than one by sharded states
+        alone, of which adapters have next to nothing."""
+        settled = self.exact and self.problem.workload.adapters is not None
+        return self.plan is None and not self.proved and not settled
+
+    @cached_property
+    def speed(self) -> SpeedInterval | None:
+        """How far speeds of the kind of the plan were from what was predicted."""
+        plan = self.plan
+        return None if plan is None else speed_interval(self.problem, plan, plan.cost.tokens_per_s)
+
+    @cached_property
+    def owners(self) -> Mapping[str, float]:
+        """Tokens per second of what owners do without a planner (NaN: does not fit); empty without a plan, and where
+        there are no few cards."""
+        few_cards = 1 < len(self.problem.usable_devices) <= _MOST_CARDS and not self.problem.model.shares_experts
+        return owners_tokens_per_s(self.problem, compiled=False) if self.plan is not None and few_cards else {}
 
     def quantities(self) -> dict[str, int | float | None]:
         """The limits and the speed by the names that `require` has."""
@@ -239,18 +258,11 @@ def verdict(
         "" if plan else result.reason.partition(";")[0],
         limits,
         exact,
-        None if plan is None else speed_interval(problem, plan, plan.cost.tokens_per_s),
-        owners_tokens_per_s(problem, compiled=False) if plan is not None and _is_dense_of_cards(problem) else {},
         tuple(cures(problem)) if plan is None else (),
         assumed=assumed,
         offers=() if offers is None else best_offers(problem, plan, prices, refereed, budget, seed),
     )
     return _judge(answer, wanted)
-
-
-def _is_dense_of_cards(problem: Problem) -> bool:
-    """Whether what owners of a few cards do is a question at all."""
-    return 1 < len(problem.usable_devices) <= 16 and not problem.model.shares_experts
 
 
 def _judge(answer: Verdict, wanted: Mapping[str, float]) -> Verdict:

@@ -123,9 +123,9 @@ REFUSED = [
     ({"pcs": [[["3090", 0]]]}, r"pcs: 0 is no number of cards"),
     ({"pcs": [[["3090", True]]]}, r"pcs: True is no number of cards"),
     ({"pcs": [[["3090", 40], ["4090", 40]]]}, r"pcs: 80 cards are too many for the page"),
-    ({"pcs": [[["4o90", 1]]]}, r"cards: '4o90' is not known"),
-    ({"pcs": [[["cpu", 1]]]}, r"cards: 'cpu' is not known"),
-    ({"pcs": [[["a100", 1]]]}, r"cards: 'a100' is not known; did you mean a100_40gb_pcie or "),
+    ({"pcs": [[["x" * 81, 1]]]}, r"pcs: .* is no pair of a card and a number"),
+    ({"pcs": [[["4o90", 1]]]}, r"cards: '4o90' is not a known GPU; "),
+    ({"pcs": [[["a100", 1]]]}, r"cards: 'a100' may be a100_40gb_pcie or "),
     ({"network": "3"}, r"network: '3' is not known"),
     ({"model": "/etc/passwd"}, r"model: '/etc/passwd' is neither shipped nor a name ORG/NAME on the Hub"),
     ({"model": "../../etc/passwd"}, r"model: .* is neither shipped nor a name"),
@@ -139,6 +139,7 @@ REFUSED = [
     ({"seconds": 10**6}, r"seconds: 1000000 is out of range"),
     ({"seconds": None}, r"seconds: "),
     ({"task": "rm"}, r"task: 'rm' is not known"),
+    ({"training": "full_4bit"}, r"training: 'full_4bit' is not known"),
     ({"second": 1}, r"second: unknown key; did you mean seconds\?"),
 ]
 
@@ -178,8 +179,11 @@ def test_a_search_says_what_it_has_and_leaves_files(client: TestClient, tmp_path
     news = [json.loads(line) for line in sent.text.splitlines() if line]
     answer, key = news[-1], news[0]["key"]
     assert answer.get("fits"), answer
-    assert answer["verdict"].startswith("Fits: ")
-    assert [text.partition(" ")[0] for text in answer["beside"]]
+    lines = dict(answer["lines"])
+    assert (answer["verdict"], [*lines]) == ("FITS", ["speed", "limits", "plan", "beside", "reason"])
+    assert re.match(r"[\d,]+ tokens/s; .*\[[ABC]\b", lines["speed"]), lines["speed"]
+    assert lines["limits"].endswith("(exact for one pipeline)")
+    assert answer["commands"][-1] == "hexiopt train plan=plan.json"
     assert all(0 < sum(part["share"] for part in bar["parts"]) <= 1 for bar in answer["bars"])
     got = {name: client.get(f"/file/{key}/{name}") for name in answer["files"]}
     assert {*got} == {"plan.json", "report.html", "timeline.json", "plan.png", "cluster.yaml", "command.txt"}

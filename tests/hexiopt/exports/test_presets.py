@@ -26,6 +26,8 @@ def random_problem(trainer: str, rng: random.Random) -> Problem:
     gpus = rng.sample(("rtx_4090", "a100_80gb_sxm", "h100_80gb_sxm", "rtx_3090"), 2)
     counts = {gpus[0]: rng.randint(1, 6), gpus[1]: rng.randint(1, 5)}
     cluster = Cluster.of(counts, inter_gb_per_s=rng.choice((0.125, 1.25, 12.5)), gpus_per_machine=rng.choice((2, 3, 4)))
+    if trainer == "device_map":
+        cluster = Cluster.of({gpus[0]: counts[gpus[0]]}, gpus_per_machine=6)
     batch = rng.choice((5, 7, 12, 30, 64))
     if trainer == "flashflex":
         return Problem(cluster, LLAMA_7B, Workload(batch, 4096, "fp16"))
