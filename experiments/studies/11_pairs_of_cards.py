@@ -95,12 +95,13 @@ def claims(cases: pd.DataFrame) -> list[str]:
 
 
 tables = {}
-for storage, words in STORAGES.items():
-    of = cases[cases["storage"] == storage]
+for storage, of in cases.groupby("storage", sort=False):
     said = of["tokens_per_s"].map(tokens).where(of["fits"] == "yes", of["fits"])
     wide = of.assign(text=said + " (" + of["table"] + ")").pivot(index="cards", columns="model", values="text")
     order = cases["cards"].unique(), cases["model"].unique()
-    tables[f"{words} matrices"] = wide.reindex(index=order[0], columns=order[1]).fillna("").rename_axis(index="cards")
+    tables[f"{STORAGES[str(storage)]} matrices"] = (
+        wide.reindex(index=order[0], columns=order[1]).fillna("").rename_axis(index="cards")
+    )
 tables["What the line says, by what a table says (cases)"] = agreement(cases)
 show(tables, claims(cases), notes=_NOTES)
 
