@@ -22,7 +22,7 @@ from experiments.reports.validation import (
     validation_csv,
 )
 from experiments.validation.cases import Given, case_of
-from experiments.validation.errors import write_errors
+from experiments.validation.errors import held_out, write_errors
 from experiments.validation.features import states_feature
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, process_ratios, reserved_ratios
@@ -95,6 +95,7 @@ def run(job: Job) -> float:
     if skipped:
         job.show("", left_out_table({reason: [left.line for left in group] for reason, group in skipped.items()}))
     job.show(*(f"note: {note}" for note in _notes(path, rows)))
+    job.show("", *held_out(priced))
     overall = Scored.of(known)
     job.show("", f"{len(known)} of {len(rows)} rows predicted: mean error {overall.mean_percent:.1f} %.")
     written = ["validation.csv"]

@@ -111,7 +111,8 @@ def _cards(names: Sequence[object]) -> Counter[Gpu]:
         if not (isinstance(name, str) or is_whole(name)):
             raise InputError(f"gpus: {quoted(name)} is not the name of a card; write it as 3090, or 2x3090")
         text = str(name).strip()
-        many = _MANY.fullmatch(text)
+        named = match(text)
+        many = None if named.gpu or named.choices else _MANY.fullmatch(text)  # a 7900 XT is not 7,900 of T
         number, product = (int(many[1]), many[2]) if many else (1, text)
         counts[find_gpu(product, {}, "gpus")] += number
     if not 1 <= counts.total() <= MAX_GPUS_PER_MACHINE or min(counts.values()) < 1:

@@ -40,10 +40,15 @@ _OTHER_PRODUCTS = {
     "h800": ("H800-NVL-94GB",),
     "h20": ("H20-141GB",),
     "gh200": (),
-    "4000": ("RTX PRO 4000 Blackwell", "RTX 4000 SFF Ada Generation"),
-    "5000": ("RTX PRO 5000 Blackwell 48GB", "RTX PRO 5000 Blackwell 72GB"),
+    "2000": (),
+    "4000": ("RTX 4000 SFF Ada Generation", "RTX PRO 4000 Blackwell SFF"),
+    "4500": (),
+    "5000": (),
     "6000": ("RTX PRO 6000 Blackwell Max-Q",),
     "8000": (),
+    "a2000": (),
+    "2060": (),
+    "3050": ("GeForce RTX 3050 4GB",),
     "3060": (),
     "3080": (),
     "4060 ti": (),
@@ -52,7 +57,7 @@ _OTHER_PRODUCTS = {
 # Models that people also call by another one's name.
 _ALSO_CALLED = {"v100": "v100s"}
 
-_AMD = re.compile(r"mi\d+[ax]?")  # types of the catalogue; the others are NVIDIA's
+_AMD = re.compile(r"mi\d+[ax]?|rx_\w+")  # types of the catalogue; the others are NVIDIA's
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,7 @@ def _product_parts(text: str) -> _NameParts:
 
 def _name_parts(text: str) -> _NameParts:
     form, memory_gb, line, model = None, None, None, set()
-    plain = re.sub(r"(rtx|gtx)(?=\d)|(?<=\d\d\d0)(?=(?:ti|super)+\b)|(?<=ti)(?=super\b)", r"\1 ", text.lower())
+    plain = re.sub(r"(rtx|gtx)(?=\d)|(?<=\d\d\d0)(?=(?:ti|super|xtx?)+\b)|(?<=ti)(?=super\b)", r"\1 ", text.lower())
     for word in re.findall(r"[a-z0-9]+", plain):
         if re.fullmatch(r"sxm\d?", word):
             form = "sxm"
@@ -225,5 +230,5 @@ def _name_parts(text: str) -> _NameParts:
         elif word not in _BRANDS | _EDITIONS and not re.fullmatch(r"hbm\d?e?", word):
             model.add(word)
     if len(model) > 1 and any(map(str.isdecimal, "".join(model))):
-        model -= {"rtx", "gtx"}  # a 3090 is an RTX 3090
+        model -= {"rtx", "gtx", "rx"}  # a 3090 is an RTX 3090
     return _NameParts(frozenset(model), line, form, memory_gb)

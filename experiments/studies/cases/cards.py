@@ -1,8 +1,11 @@
 """Cards as their owners have them, and how what owners do is told beside a plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import hexiopt as hx
 from experiments.app.configurations import named_cluster, named_model
+from hexiopt.discovery.cards import cluster_of_cards
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.lora import Lora
 from hexiopt.problem.problem import Problem
@@ -41,3 +44,58 @@ FLEETS = (
 def owners(problem: Problem, plan: Plan) -> dict[str, float]:
     """Tokens per second of what owners do beside a plan; NaN where it fits no card."""
     return {COLUMNS[name]: rate for name, rate in owners_tokens_per_s(problem).items()}
+
+
+# Two cards of one PC, as people write them.
+PAIRS = (
+    ("a2000 12gb", "3060 12gb"),
+    ("3060 12gb", "3090"),
+    ("3080 10gb", "3090"),
+    ("2080 ti", "3090"),
+    ("3090", "4090"),
+    ("4060 ti 16gb", "4090"),
+    ("5060 ti 16gb", "5090"),
+    ("3090", "5090"),
+    ("4090", "5090"),
+    ("pro 4500", "3090"),
+    ("a6000", "4090"),
+    ("7900 xt", "7900 xtx"),
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """GB that the tables of trainers say a model needs on one card, with 16-bit matrices and with those of 4 bits.
+
+    unsloth: its requirements page (unsloth.ai/docs, "Fine-tuning VRAM requirements"). LLaMA-Factory: README at 00409ff,
+    "Hardware Requirement": its column for the size, else its rule of 2 and 1/2 GB a billion parameters.
+    """
+
+    unsloth: tuple[float, float]
+    llama_factory: tuple[float, float]
+
+    def by_table(self, memories_gib: Sequence[float], quantised: bool) -> str:
+        """Where the model fits by each table: on one card (1), on as much memory as all have (2), or nowhere (0)."""
+        words = []
+        for letter, table in (("U", self.unsloth), ("L", self.llama_factory)):
+            need = table[quantised]
+            words.append(f"{letter}{1 if need <= max(memories_gib) else 2 if need <= sum(memories_gib) else 0}")
+        return " ".join(words)
+
+
+NEEDS_GB = {
+    "mistral_7b": Needs((19, 5), (16, 6)),
+    "qwen3_8b": Needs((22, 6), (16, 4)),
+    "qwen3_14b": Needs((33, 8.5), (32, 12)),
+    "gemma3_27b": Needs((64, 22), (54, 13.5)),
+    "qwen3_32b": Needs((76, 26), (64, 16)),
+    "llama3_70b": Needs((164, 41), (160, 48)),
+}
+
+
+def pair_problem(pair: tuple[str, str], model: str, storage: str) -> Problem:
+    """What `hexiopt fit gpus=[...]` asks: adapters beside matrices in a storage; FP16 where a card has no BF16."""
+    cluster = hx.cluster(cluster_of_cards(list(pair)).data)
+    precision = "bf16" if all(gpu.flops_bf16 for gpu in cluster.types) else "fp16"
+    adapters = Lora(rank=RANK, storage=storage)
+    return Problem(cluster, named_model(model), Workload(BATCH, SEQ_LEN, precision, training=LORA, lora=adapters))

@@ -27,6 +27,14 @@ def test_several_pcs_share_their_network() -> None:
     assert hx.cluster(cluster_of_cards([[3090], [4090]], 0.5).data).network.pair_bandwidth(0, 1) == 0.5e9
 
 
+def test_an_x_in_a_name_is_no_count() -> None:
+    cluster = hx.cluster(cluster_of_cards(["7900 XT", "2x 7900xtx"]).data)
+    assert [(machine.gpu.name, machine.num_gpus) for machine in cluster.machines] == [
+        ("rx_7900_xt", 1),
+        ("rx_7900_xtx", 2),
+    ]
+
+
 def test_one_card_assumes_nothing() -> None:
     told = cluster_of_cards("3090")
     assert told.assumed == ""

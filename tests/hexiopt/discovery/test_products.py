@@ -79,6 +79,22 @@ DRIVER = [
     ("NVIDIA GeForce RTX 3060", 12288, "rtx_3060_12gb"),
     ("NVIDIA GeForce RTX 3060", 8192, "rtx_3060_8gb"),
     ("NVIDIA GeForce RTX 2080 SUPER", 8192, "rtx_2080_super"),
+    ("NVIDIA TITAN V", 12066, "titan_v"),
+    ("NVIDIA GeForce RTX 2060", 6144, "rtx_2060_6gb"),
+    ("NVIDIA GeForce RTX 2060", 12288, "rtx_2060_12gb"),
+    ("NVIDIA GeForce RTX 3050", 8192, "rtx_3050_8gb"),
+    ("NVIDIA GeForce RTX 5050", 8151, "rtx_5050"),
+    ("NVIDIA RTX A2000", 6138, "rtx_a2000_6gb"),
+    ("NVIDIA RTX A2000 12GB", 12282, "rtx_a2000_12gb"),
+    ("NVIDIA RTX A1000", 8188, "rtx_a1000"),
+    ("NVIDIA RTX 2000 Ada Generation", 16380, "rtx_2000_ada"),
+    ("NVIDIA RTX PRO 2000 Blackwell", 16311, "rtx_pro_2000"),
+    ("NVIDIA RTX PRO 4000 Blackwell", 24467, "rtx_pro_4000"),
+    ("NVIDIA RTX PRO 4500 Blackwell", 32623, "rtx_pro_4500"),
+    ("NVIDIA RTX PRO 5000 Blackwell", 48935, "rtx_pro_5000_48gb"),
+    ("NVIDIA RTX PRO 5000 72GB Blackwell", 73402, "rtx_pro_5000_72gb"),
+    ("AMD Radeon RX 7900 XTX", 24560, "rx_7900_xtx"),
+    ("AMD Radeon RX 7900 XT", 20464, "rx_7900_xt"),
 ]
 
 
@@ -97,6 +113,10 @@ def test_a_drivers_name_means_one_type(name: str, mib: int, gpu: str) -> None:
         ("NVIDIA GeForce RTX 4070 Ti SUPER", 12282),  # a 4070 Ti's memory
         ("NVIDIA GeForce RTX 4070 Laptop GPU", 8188),
         ("NVIDIA RTX 4000 SFF Ada Generation", 20475),
+        ("NVIDIA RTX PRO 4000 Blackwell SFF Edition", 24467),
+        ("AMD Radeon RX 7900 GRE", 16368),
+        ("NVIDIA TITAN V JHH Special Edition", 32510),
+        ("NVIDIA GeForce RTX 3050", 4096),
         ("Quadro RTX 6000 with Max-Q Design", 24576),
         ("1g.5gb", None),
         ("a100_1g.5gb", None),
@@ -125,7 +145,13 @@ V100 = ("v100_16gb_pcie", "v100_16gb_sxm", "v100_32gb_pcie", "v100_32gb_sxm", "v
         ("p100", ("p100", "p100_12gb_pcie", "p100_16gb_pcie"), ()),
         ("gh200", ("gh200_144gb", "gh200_96gb"), ()),
         ("rtx6000", ("quadro_rtx_6000", "rtx_6000_ada", "rtx_pro_6000"), ("RTX PRO 6000 Blackwell Max-Q",)),
-        ("rtx4000", ("quadro_rtx_4000", "rtx_4000_ada"), ("RTX PRO 4000 Blackwell", "RTX 4000 SFF Ada Generation")),
+        (
+            "rtx4000",
+            ("quadro_rtx_4000", "rtx_4000_ada", "rtx_pro_4000"),
+            ("RTX 4000 SFF Ada Generation", "RTX PRO 4000 Blackwell SFF"),
+        ),
+        ("rtx_pro_5000", ("rtx_pro_5000_48gb", "rtx_pro_5000_72gb"), ()),
+        ("a2000", ("rtx_a2000_12gb", "rtx_a2000_6gb"), ()),
         ("rtx_5060_ti", ("rtx_5060_ti_16gb", "rtx_5060_ti_8gb"), ()),
     ],
 )
@@ -190,5 +216,6 @@ def test_slices_are_told_from_whole_gpus(name: str, profile: str | None) -> None
 
 def test_makers_of_cards() -> None:
     assert {gpu.name for gpu in catalogue().values() if is_amd(gpu)} == {
-        *("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+        *("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x"),
+        *("rx_7900_xt", "rx_7900_xtx"),
     }
