@@ -119,7 +119,7 @@ VERBS = {  # of the command line, with the functions of `import hexiopt` that th
     "plan": {"solve", "lower_bound"},
     "compare": {"compare", "solver"},
     "fit": {"fit", "verdict"},
-    "page": {"solve", "fit", "what_if", "lower_bound"},
+    "page": {"solve", "verdict", "what_if", "lower_bound"},
     "whatif": {"what_if"},
     "price": {"price"},
     "replan": {"replan"},

@@ -29,7 +29,6 @@ from hexiopt.report.page.html import report_html
 from hexiopt.report.trace import timeline_events
 from hexiopt.solving import Progress
 from hexiopt.solving.result import Status
-from hexiopt.study.fitting.verdict import verdict
 
 FILES = ("plan.json", "report.html", "timeline.json", "plan.png", "cluster.yaml", "command.txt")
 _BOUND_SHARE = 0.2  # of the seconds
@@ -70,7 +69,7 @@ def _end_with_stdin() -> None:
 
 def _plan(question: Question, problem: Problem, folder: Path) -> None:
     """What `hexiopt fit` says at once, then of the best plan that a search finds."""
-    answer = verdict(problem, time_limit_s=_AT_ONCE_S, assumed=question.cards.assumed)
+    answer = hx.verdict(problem, time_limit_s=_AT_ONCE_S, assumed=question.cards.assumed)
     commands, drawn = question.commands, dict[str, Any]()
     if answer.plan is not None or answer.may_fit:
         solution = _search(problem, answer.plan, question.seconds)
