@@ -70,7 +70,7 @@ def test_nodes_out_of_service_are_left_out_and_slices_are_said_to_be_slices() ->
     }
     by_name = {entry["name"]: entry["gpu"] for entry in discovery.cluster["machines"]}
     assert (by_name["g-1.quadro_rtx_8000"], by_name["g-4"]) == ("quadro_rtx_8000", "h100_80gb_sxm")
-    assert "quadro_rtx_4000 or rtx_4000_ada" in discovery.notes["g-1.rtx4000"][0]
+    assert "quadro_rtx_4000, rtx_4000_ada or rtx_pro_4000" in discovery.notes["g-1.rtx4000"][0]
     assert "no NVLink and no peer access" in discovery.notes["g-3.a100_3g_20gb"][1]
 
 
