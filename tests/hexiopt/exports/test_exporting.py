@@ -34,12 +34,15 @@ def test_a_plan_comes_back_from_the_files_of_another_trainer(tmp_path: Path) -> 
     assert again.solver["name"] == "megatron (imported)"
 
 
+OTHERS = [name for name, trainer in TRAINERS.items() if name != EXECUTOR and trainer.is_launched]
+
+
 def in_fp32(problem: Problem) -> Problem:
     """As our executor trains it, of which the others take fp16."""
     return replace(problem, workload=replace(problem.workload, precision="fp32"))
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
+@pytest.mark.parametrize("name", OTHERS)
 def test_no_other_trainer_sends_8_bits(name: str) -> None:
     """A plan is refused where it has messages, a search before it begins."""
     problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", message_precision="fp8"))
@@ -56,7 +59,7 @@ def test_no_other_trainer_sends_8_bits(name: str) -> None:
     assert write_program(trained, plan, TRAINERS[EXECUTOR]).command
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
+@pytest.mark.parametrize("name", OTHERS)
 def test_no_other_trainer_sums_8_bits(name: str) -> None:
     """A plan is refused where several hold a parameter, a search before it begins."""
     problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", gradient_precision="fp8"))
@@ -72,7 +75,7 @@ def test_no_other_trainer_sums_8_bits(name: str) -> None:
     assert write_program(trained, plan, TRAINERS[EXECUTOR]).command
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if name != EXECUTOR])
+@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("key", "value", "only"), [("training", "lora", "full"), ("optimizer", "lion", "adamw")])
 def test_no_format_of_others_states_other_training(name: str, key: str, value: str, only: str) -> None:
     problem = Problem(GPUS, hx.model("llama2_7b"), Workload(4, 4096, "fp16", **{key: value}))  # type: ignore[arg-type]
