@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the command line in this process, in an empty folder.
+"""Fixtures of all tests: the command line in this process, in an empty folder; a browser.
 
 Property tests draw the same examples in every run, so that a failure is a change's own; `make stress` draws new ones
 (`HYPOTHESIS_PROFILE=new`).
@@ -6,10 +6,12 @@ Property tests draw the same examples in every run, so that a failure is a chang
 
 import gc
 import os
+import shutil
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -72,3 +74,20 @@ def hexiopt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser; skips where Playwright or Chromium is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    with playwright.sync_playwright() as started:
+        path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+        try:
+            chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
+        yield chromium
+        chromium.close()

@@ -43,18 +43,9 @@ from solvers.registry import solver_class
 INTERRUPTED = 130
 # Of the configuration, in the problem of a plan file: what verbs may change that price it anew, or plan again.
 _CHANGEABLE = {"workload": "workload", "space": "space", "constraints": "space"}
-_PROBLEM_KEYS = (
-    "cluster",
-    "gpus",
-    "network",
-    "model",
-    "workload",
-    "space",
-    "constraints",
-    "solver",
-    "seed",
-    "experiment",
-)
+PROBLEM_KEYS = ("cluster", "gpus", "network", "model", "workload", "space", "constraints")
+"""Keys of which a problem is made."""
+_NOT_BESIDE_A_PLAN = (*PROBLEM_KEYS, "solver", "seed", "experiment")
 
 
 class NoPlanError(Exception):
@@ -194,7 +185,7 @@ class Job:
 
         Raises InputError, also where an override concerns what the file holds.
         """
-        return self._plan_file([key for key in _PROBLEM_KEYS if key not in own])
+        return self._plan_file([key for key in _NOT_BESIDE_A_PLAN if key not in own])
 
     def priced_plan(self) -> PlacedPlan:
         """The plan of the file `plan=...`, priced. Raises InputError as `plan_file`, and where it breaks a rule."""

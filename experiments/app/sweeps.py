@@ -24,7 +24,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.app.common import INTERRUPTED, Job, RunOutcome, worst
+from experiments.app.common import INTERRUPTED, PROBLEM_KEYS, Job, RunOutcome, worst
 from experiments.app.compile import compile_once
 from experiments.app.config import READS, Config
 from experiments.app.config_errors import CONFIG_ERRORS, REFUSED, config_of, one_line, outcome_of
@@ -40,17 +40,7 @@ _SHOWN = 20  # messages of jobs that ended badly
 _FOLDER_KEY, _RESUME = "hydra.sweep.dir", "sweep.resume"
 _NOT_OF_JOBS = ("hydra.", "hydra/", "sweep.", "sweep=")  # keys that change no result
 _FILES = ("plan", "data")  # keys of paths of files that a job reads
-_NOT_HASHED = (
-    "sweep",
-    "print",
-    "cluster",
-    "gpus",
-    "network",
-    "model",
-    "workload",
-    "space",
-    "constraints",
-)  # or as the problem has them
+_NOT_HASHED = ("sweep", "print", *PROBLEM_KEYS)  # or as the problem has them
 _KEY = "job_key"  # in Hydra's part of the configuration of a job: `key_of`
 
 

@@ -56,7 +56,7 @@ class _Link(NamedTuple):
 
 def is_exact(problem: Problem) -> bool:
     """Whether `Capacity` answers for every single pipeline of the plan space, in reasonable time: with layers of one
-    kind, no limit on its stages, and no freedom used_of that chains use."""
+    kind, no limit on its stages, and every freedom that chains of stages use."""
     space, model = problem.space, problem.model
     free = space.uneven_layers and space.uneven_tp and space.recompute_per_stage and not space.sequence
     bounded = space.num_stages is not None or space.num_pipelines not in (None, 1)

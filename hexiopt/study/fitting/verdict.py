@@ -153,8 +153,8 @@ class Verdict:
     def _limits(self) -> Iterator[str]:
         quantities = self.quantities()
         for name, noun in (("context", "context {:,}"), ("micro_batch", "micro-batch {:,}"), ("layers", "{:,} layers")):
-            if quantities[name] is not None:
-                yield noun.format(quantities[name])
+            if (most := quantities[name]) is not None:
+                yield "1 layer" if (name, most) == ("layers", 1) else noun.format(most)
 
     def _memory(self, plan: PlacedPlan) -> str:
         cost = plan.facts.tightest.cost

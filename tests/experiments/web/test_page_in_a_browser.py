@@ -3,33 +3,18 @@
 Skipped where starlette, Playwright or a browser is missing.
 """
 
-import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.hexiopt.report.test_report_in_a_browser import CONTRAST, SYSTEM
+from tests.hexiopt.report.test_report_in_a_browser import CONTRAST
 
 pytestmark = pytest.mark.slow
 QUICK = "#pcs=3090*1%2B4090*1&model=llama2_7b&training=lora&seq_len=1024&global_batch=8&seconds=1"
 SMALL = "#pcs=rtx_3060_12gb*1&model=llama2_13b&training=full&seq_len=1024&global_batch=4&seconds=1"
 SEARCH_MS = 240_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    with playwright.sync_playwright() as started:
-        own = next(filter(None, map(shutil.which, SYSTEM)), None)
-        try:
-            launched = started.chromium.launch(executable_path=own, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
-        yield launched
-        launched.close()
 
 
 class Opened:

@@ -14,7 +14,7 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
 from hexiopt.exports.exporting import write_program
 from hexiopt.exports.presets import restrict
-from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.exports.trainers.registry import EXECUTOR, TRAINERS
 from hexiopt.files.problem_file import problem_from_section, problem_sha256, problem_to_dict
 from hexiopt.numbers.frameworks import default_framework
 from hexiopt.numbers.gpus import catalogue
@@ -148,7 +148,9 @@ def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
     precision = "fp16" if name == "flashflex" else "bf16"  # the one that it trains in
     problem = Problem(CLUSTER, SMALL, Workload(64, 4096, precision, sequence_parallel=False))
     if name not in WITHOUT:
-        said = "(no|with) tensor parallelism.*; (plan with|take true, or) " if tp > 1 else "ZeRO-1"
+        ours = "false cannot be trained with tensor parallelism; take true, or constraints.max_tp=1"
+        theirs = "no tensor parallelism without sequence parallelism; plan with"
+        said = "ZeRO-1" if tp == 1 else ours if name == EXECUTOR else theirs
         with pytest.raises(InputError, match=said) if tp > 1 or name in LACK_ZERO_1 else nullcontext():
             write_program(problem, plan, trainer)
         assert restrict(problem, trainer).space.max_tp == 1

@@ -5,8 +5,6 @@ Skipped where Playwright or a browser is missing: `pip install playwright`, and 
 """
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,6 @@ from hexiopt.solving.result import Point
 from tests.hexiopt.report.pictures import SOLVER, Case
 
 pytestmark = pytest.mark.slow
-SYSTEM = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    with playwright.sync_playwright() as started:
-        own = next(filter(None, map(shutil.which, SYSTEM)), None)
-        try:
-            found = started.chromium.launch(executable_path=own, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
