@@ -20,6 +20,9 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 
+NO_TENSOR_PARALLELISM = (
+    "workload.sequence_parallel: false cannot be trained with tensor parallelism; take true, or constraints.max_tp=1"
+)
 OPTIMIZERS = ("adamw", "adamw_bf16", "sgd", "momentum", "adafactor", "muon")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 _FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
@@ -144,10 +147,7 @@ def _of_workload(workload: Workload, plan: Plan | None, has_experts: bool) -> It
     if has_experts and workload.routing != "natural":
         yield f"workload.routing: {workload.routing} cannot be trained, only planned; take natural"
     if not workload.sequence_parallel and plan is not None and plan.has_tensor_parallelism:
-        yield (
-            "workload.sequence_parallel: false cannot be trained with tensor parallelism; take true, or "
-            "constraints.max_tp=1"
-        )
+        yield NO_TENSOR_PARALLELISM
 
 
 def _of_adapters(execution: Execution, workload: Workload) -> Iterator[str]:

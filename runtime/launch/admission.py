@@ -7,7 +7,7 @@ from hexiopt.cores import usable_cores
 from hexiopt.cost.cost import copy_costs
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.trainable import untrainable
+from hexiopt.exports.trainable import NO_TENSOR_PARALLELISM, untrainable
 from hexiopt.files.plan_file import PlanFile
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.numbers.products import match
@@ -26,8 +26,10 @@ _TORCH_BYTES, _PROCESS_BYTES = 280e6, 50e6
 
 
 def check_problem(problem: Problem, *, document_masking: bool = False) -> None:
-    """Raise InputError where none of a problem's plans can be trained."""
+    """Raise InputError where a search would choose plans that cannot be trained."""
     cannot = untrainable(problem.model, problem.workload, document_masking=document_masking)
+    if cannot is None and not problem.workload.sequence_parallel and problem.space.max_tp != 1:
+        cannot = NO_TENSOR_PARALLELISM  # which a search would choose
     if cannot is not None:
         raise InputError(cannot)
 

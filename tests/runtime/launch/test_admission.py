@@ -76,3 +76,12 @@ def test_a_gpu_must_hold_its_rank(gpus: None, tmp_path: Path) -> None:
     wider = PlanFile(replace(plan_file.problem, model=model), narrow(), {})
     with pytest.raises(InputError, match=r"of the plan needs about .* GPU 0 of this machine has 0\.0 GiB; plan for"):
         check_machine(wider, [0, 1], "cuda")
+
+
+def test_no_search_for_what_cannot_be_trained() -> None:
+    """Without sequence parallelism a search may choose tensor parallelism, unless it is told not to."""
+    base = problem()
+    without = replace(base, workload=replace(base.workload, sequence_parallel=False))
+    with pytest.raises(InputError, match="sequence_parallel: false cannot be trained with tensor parallelism"):
+        admission.check_problem(without)
+    admission.check_problem(replace(without, space=replace(without.space, max_tp=1)))
