@@ -115,7 +115,7 @@ def test_tests_stay_green_with_the_baseline_of_the_page(tmp_path: Path) -> None:
     folder = house(tmp_path)
     (folder / "solvers" / "baselines" / "zero_3.py").write_text(code_of("add_a_baseline.md"))
     first = '    "hexiseq": '
-    row = '    "zero_3": "solvers.baselines.zero_3:ZeroThree",\n'
+    row = '    "zero_3": "baselines.zero_3:ZeroThree",\n'
     assert row in (ROOT / "docs" / "add_a_baseline.md").read_text(encoding="utf-8")
     changed(folder / "solvers" / "registry.py", first, row + first)
     spaces, row = folder / "tests" / "solvers" / "baselines" / "published_spaces.py", row_of_the_page()
