@@ -19,6 +19,7 @@ from experiments.app.own_files import FILE_CHOICES, typed
 from hexiopt import Verdict, fit, verdict
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import cluster_text
+from hexiopt.report.notes import training_notes
 
 _AT_ONCE, _SEARCH = "rules", "portfolio"
 
@@ -84,8 +85,10 @@ def _write_plans(job: Job, answer: Verdict) -> list[str]:
 def _text(job: Job, answer: Verdict, written: list[str]) -> str:
     lines = [str(answer)]
     if answer.plan is not None:
-        lines.append(f"next   hexiopt train {typed('plan', job.folder / 'plan.json')}")
-        lines.append(f"       hexiopt plan {' '.join(_as_typed(job.overrides))}  (a longer search)")
+        trained = not training_notes(answer.problem, answer.plan)
+        steps = [f"hexiopt train {typed('plan', job.folder / 'plan.json')}"] if trained else []
+        steps.append(f"hexiopt plan {' '.join(_as_typed(job.overrides))}  (a longer search)")
+        lines += [f"{'' if number else 'next':<7}{step}" for number, step in enumerate(steps)]
     return "\n".join([*lines, f"files  {typed('', job.folder).lstrip('=')}: {', '.join(written)}"])
 
 

@@ -27,7 +27,7 @@ HOST_GB_PER_S = 51.2 / 2  # two channels of DDR4-3200 move 51.2 GB/s (JEDEC JESD
 # 802.3; RFC 7323).
 _ETHERNET_SHARE = 1448 / 1538
 _PCIE_LATENCY_US, _ETHERNET_LATENCY_US = 15.0, 100.0  # assumed
-_MANY = re.compile(r"(\d{1,4})\s*[x×*]\s*(.+)", re.IGNORECASE)
+_MANY = re.compile(r"(\d{1,4})\s*[x×*]\s*(.+)", re.IGNORECASE), re.compile(r"(.+?)\s*[x×*]\s*(\d{1,4})", re.IGNORECASE)
 _ETHERNET = re.compile(r"(\d{1,4}(?:\.\d)?)\s*gb?(?:e|it(?:/s)?|ps)", re.IGNORECASE)
 _SMI_S = 20.0
 
@@ -110,14 +110,21 @@ def _cards(names: Sequence[object]) -> Counter[Gpu]:
     for name in names:
         if not (isinstance(name, str) or is_whole(name)):
             raise InputError(f"gpus: {quoted(name)} is not the name of a card; write it as 3090, or 2x3090")
-        text = str(name).strip()
-        named = match(text)
-        many = None if named.gpu or named.choices else _MANY.fullmatch(text)  # a 7900 XT is not 7,900 of T
-        number, product = (int(many[1]), many[2]) if many else (1, text)
+        number, product = _number_of(str(name).strip())
         counts[find_gpu(product, {}, "gpus")] += number
     if not 1 <= counts.total() <= MAX_GPUS_PER_MACHINE or min(counts.values()) < 1:
         raise InputError(f"gpus: a PC has {counts.total()} cards; name 1 to {MAX_GPUS_PER_MACHINE:,} of them")
     return counts
+
+
+def _number_of(text: str) -> tuple[int, str]:
+    """How many cards `2x3090` or `3090x2` are, and of which name: that of a card, if either is."""
+    before, after = (pattern.fullmatch(text) for pattern in _MANY)
+    readings = [(1, text)]  # first, as a 7900 XT is not 7,900 of T
+    readings += [(int(before[1]), before[2])] if before else []
+    readings += [(int(after[2]), after[1])] if after else []
+    known = (reading for reading in readings if (named := match(reading[1])).gpu or named.choices)
+    return next(known, (1, text))
 
 
 def _network(network: object, pcs: int) -> float | None:

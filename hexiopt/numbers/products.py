@@ -95,7 +95,7 @@ def find_gpu(name: str, extra: Mapping[str, Gpu], where: str) -> Gpu:
     named = match(name)
     if named.gpu is not None:
         return catalogue()[named.gpu]
-    new = "a new type is described under 'gpus'"
+    new = "a new type is described under 'gpus' of a cluster file"
     if named.choices:
         others = f", or {', '.join(named.others)}, which the catalogue lacks" if named.others else ""
         raise InputError(f"{where}: {name!r} may be {' or '.join(named.choices)}{others}; write one of them ({new})")

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexiopt.exports.trainable import untrainable
+from hexiopt.numbers.gpus import catalogue
+from hexiopt.numbers.products import is_amd
 from hexiopt.plan.parallelism import Replicated, TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
@@ -29,10 +31,10 @@ _MAX_DEPTHS = 8  # stages named in a note
 _MAX_RECORDED, _MAX_RECORDED_LENGTH = 50, 500  # of the notes of a plan file
 
 
-def notes(problem: Problem) -> list[str]:
-    """Notes on a problem: how its model was read, implausible network rates, sequences beyond the model's positions,
-    sequence layouts, and why none of its plans is trained here."""
-    return [*_of_problem(problem), *training_notes(problem)]
+def notes(problem: Problem, plan: Plan | None = None) -> list[str]:
+    """Notes on a problem: how its model was read, implausible network rates, cards of two makers, sequences beyond the
+    model's positions, sequence layouts, and why none of its plans is trained here, or this one is not."""
+    return [*_of_problem(problem), *training_notes(problem, plan)]
 
 
 def plan_notes(facts: PlanFacts) -> list[str]:
@@ -49,7 +51,7 @@ def training_notes(problem: Problem, plan: Plan | None = None) -> list[str]:
 
 
 def _of_problem(problem: Problem) -> list[str]:
-    return [*problem.model.notes, *_network(problem), *_positions(problem), *_long_context(problem)]
+    return [*problem.model.notes, *_network(problem), *_makers(problem), *_positions(problem), *_long_context(problem)]
 
 
 def solver_notes(solver: Mapping[str, Any]) -> list[str]:
@@ -91,6 +93,18 @@ def _network(problem: Problem) -> list[str]:
         f"{rate(value)} GB/s per network interface ({join_names(list(names), 3)}) is more than any on the market has "
         f"({FASTEST_NIC_GB_PER_S:g}); if it is in Gbit/s, state {rate(value / 8)}"
         for value, names in fast.items()
+    ]
+
+
+def _makers(problem: Problem) -> list[str]:
+    """A note on cards of two makers, which the trainers' libraries do not join."""
+    cards = [gpu for gpu in problem.cluster.types if gpu.name in catalogue() and gpu.link != "memory"]
+    amd, nvidia = ([gpu.name for gpu in cards if is_amd(gpu) is maker] for maker in (True, False))
+    if not (amd and nvidia):
+        return []
+    return [
+        f"{join_names(amd, 3)} and {join_names(nvidia, 3)} are priced as if one library joined them; RCCL (AMD) and "
+        "NCCL (NVIDIA) do not: to train them together takes Gloo, which copies through CPUs, or a library of both"
     ]
 
 

@@ -30,6 +30,8 @@ def check_problem(problem: Problem, *, document_masking: bool = False) -> None:
     cannot = untrainable(problem.model, problem.workload, document_masking=document_masking)
     if cannot is None and not problem.workload.sequence_parallel and problem.space.max_tp != 1:
         cannot = NO_TENSOR_PARALLELISM  # which a search would choose
+    if cannot is None and document_masking and problem.space.sequence:
+        cannot = "train.document_masking: sequence layouts know no documents; take space.sequence=false"
     if cannot is not None:
         raise InputError(cannot)
 

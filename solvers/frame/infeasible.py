@@ -148,9 +148,9 @@ def memory_infeasibility(problem: Problem, model: StageModel) -> str | None:
         )
     _, device, gpu = roomiest
     return (
-        f"all devices together have room for {math.floor(total)} of the {needed} layers of {problem.model.name}; "
-        f"memory binds on every device, {problem.cluster.device_name(device)} ({gpu}) the roomiest, "
-        f"and {(needed - total) * mean_gib:.2f} GiB are missing"
+        f"all devices together have room for at most {math.floor(total)} of the {needed} layers of "
+        f"{problem.model.name}; memory binds on every device, {problem.cluster.device_name(device)} ({gpu}) the "
+        f"roomiest, and {(needed - total) * mean_gib:.2f} GiB are missing"
     )
 
 

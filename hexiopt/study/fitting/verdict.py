@@ -20,6 +20,7 @@ from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.reading import Section
 from hexiopt.report.evidence import SpeedInterval, evidence_of, speed_interval
+from hexiopt.report.notes import notes
 from hexiopt.report.style import amount, count, gpu_names
 from hexiopt.solving import Budget, Solver, valid_seed
 from hexiopt.solving.registry import make_solver
@@ -118,7 +119,13 @@ class Verdict:
             "unmet": list(self.unmet),
             "offers": [offer.to_dict() for offer in self.offers],
             "assumed": self.assumed,
+            "notes": self.notes,
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What may be overlooked in the problem, and why its plan is not trained here."""
+        return notes(self.problem, self.plan)
 
     def __str__(self) -> str:
         return "\n".join(line for label, text in self.lines() for line in _wrap(label, text))
@@ -146,7 +153,7 @@ class Verdict:
             yield "reason", self.reason
         for number, cure in enumerate(self.cures):
             yield "" if number else "cures", str(cure)
-        for label, lines in (("offers", self.offers), ("unmet", self.unmet)):
+        for label, lines in (("offers", self.offers), ("unmet", self.unmet), ("notes", self.notes)):
             for number, line in enumerate(lines):
                 yield "" if number else label, str(line)
 

@@ -28,10 +28,12 @@ def test_several_pcs_share_their_network() -> None:
 
 
 def test_an_x_in_a_name_is_no_count() -> None:
-    cluster = hx.cluster(cluster_of_cards(["7900 XT", "2x 7900xtx"]).data)
+    cluster = hx.cluster(cluster_of_cards(["7900 XT", "2x 7900xtx", "4060 ti 16gb x2", "4090*3"]).data)
     assert [(machine.gpu.name, machine.num_gpus) for machine in cluster.machines] == [
         ("rx_7900_xt", 1),
         ("rx_7900_xtx", 2),
+        ("rtx_4060_ti_16gb", 2),
+        ("rtx_4090", 3),
     ]
 
 

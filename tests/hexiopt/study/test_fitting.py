@@ -131,7 +131,7 @@ def test_a_model_that_fits_nowhere_is_proved_so(hexiopt: Run, tmp_path: Path) ->
     (tmp_path / "one.yaml").write_text("name: one\nmachines: [{name: a, gpu: rtx_3090, num_gpus: 1}]\n")
     ran = hexiopt("fit", "cluster=one.yaml", "model=gpt_70b", "solver=random", "solver.max_steps=2")
     assert ran.code == 3, ran.err
-    assert "impossible: no plan fits: all devices together have room for" in ran.err
+    assert "impossible: no plan fits: all devices together have room for at most" in ran.err
     assert ran.out.startswith("DOES NOT FIT  gpt_70b")
 
 

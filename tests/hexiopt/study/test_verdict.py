@@ -51,6 +51,15 @@ def test_two_unlike_cards() -> None:
     assert json.loads(json.dumps(told.to_dict()))["fits"] == "yes"
 
 
+def test_cards_of_two_makers_and_contexts_beyond_positions_are_noted() -> None:
+    told = hx.verdict(asked([4090, "7900 XTX"], work=ADAPTERS.replace(seq_len=49_152)))
+    makers, positions, _ = told.notes
+    assert makers.startswith("rx_7900_xtx and rtx_4090 are priced as if one library joined them")
+    assert "beyond the 40,960 positions" in positions
+    assert told.to_dict()["notes"] == told.notes
+    assert makers in " ".join(str(told).split())
+
+
 @pytest.mark.parametrize("work", [ADAPTERS, Workload(32, 2048)], ids=["adapters", "full"])
 def test_every_cure_of_what_does_not_fit_fits(work: Workload) -> None:
     told = hx.verdict(asked([3090], "qwen3_32b", work))

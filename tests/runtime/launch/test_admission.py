@@ -85,3 +85,9 @@ def test_no_search_for_what_cannot_be_trained() -> None:
     with pytest.raises(InputError, match="sequence_parallel: false cannot be trained with tensor parallelism"):
         admission.check_problem(without)
     admission.check_problem(replace(without, space=replace(without.space, max_tp=1)))
+    sequences = replace(base, space=replace(base.space, sequence=True))
+    with pytest.raises(
+        InputError, match=r"document_masking: sequence layouts know no documents; take space\.sequence="
+    ):
+        admission.check_problem(sequences, document_masking=True)
+    admission.check_problem(sequences)
