@@ -2,8 +2,8 @@
 
 Tokens are routed where they are between attention and MLP: of a TP group each rank has its own, and projects them to
 the experts' width and back where that is not the model's. Shared columns, which all tokens take, are cut over the TP
-group as those of an MLP. Shapes: t own tokens, N = t · B of B samples, H hidden, L as wide as experts are; R rows, which
-are copies of tokens, ordered by expert; n experts of the rank, F columns of each.
+group as those of an MLP. Shapes: t own tokens of B samples, N of all, H hidden, L the experts' width; R rows, which are
+copies of tokens, ordered by expert; n experts of the rank, F columns of each.
 """
 
 from collections.abc import Callable, Sequence

@@ -131,13 +131,15 @@ def test_kinds_of_layers(case: str) -> None:
 
 
 @pytest.mark.parametrize("policy", slow_but(("none",), ("none", "selective")))
-@pytest.mark.parametrize("case", ("granitemoehybrid", "nemotron_h"))
+@pytest.mark.parametrize("case", ["granitemoehybrid", "nemotron_h"])
 def test_experts_of_hybrids(case: str, policy: str) -> None:
     """Beside a shared MLP; behind a projection, without a gate. Biases that balance experts are not priced."""
     model = expert_model(case, 4, hidden_size=512, inner=256)
     if case == "nemotron_h":
-        wide = [kind.experts and kind.with_experts(replace(kind.experts, latent=128)) or kind for kind in model.layers]
-        model = model.replace(layers=tuple(wide))
+        (part,) = {kind.experts for kind in model.layers} - {None}
+        wide = replace(part, latent=128)
+        layers = tuple(kind.with_experts(wide) if kind.experts else kind for kind in model.layers)
+        model = model.replace(layers=layers)
     plan = even_plan(model, policy=policy, stages=1)
     (found,) = compared(plan, model, Workload(4, SEQ_LEN, "fp32", routing="forced"))
     assert found.off("weights") == pytest.approx(0, abs=1e-4)

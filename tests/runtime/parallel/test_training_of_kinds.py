@@ -91,7 +91,8 @@ def test_the_first_rank_holds_what_is_priced(name: str, tp: int) -> None:
     parameters = Parameters(model, Workload(1, SEQ_LEN))
     states = RankStates.of(parameters, [model.layer_of(kind).shard(tp, model.vocab_size) for kind in model.kinds])
     counts = tuple(model.depth.count(number) for number in range(len(model.kinds)))
-    assert sum(prod(part.local_shape) for part in held if not part.name.endswith(BALANCE)) == states.params.stage(counts, True, True)
+    of_rank = sum(prod(part.local_shape) for part in held if not part.name.endswith(BALANCE))
+    assert of_rank == states.params.stage(counts, True, True)
 
 
 @pytest.mark.parametrize(("name", "seed"), slow_but([(SEQUENCES[1], 0)], product(SEQUENCES, range(3))))
