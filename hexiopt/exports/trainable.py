@@ -27,7 +27,6 @@ OPTIMIZERS = ("adamw", "adamw_bf16", "sgd", "momentum", "adafactor", "muon")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 _FREE = ("gated_mlp", "norms", "qk_norm", "output_bias", "positions")  # fields of `Form` in which trained models differ
 _FUSED_MLPS = ("granitemoehybrid",)
-_ROUTED = [name for name, facts in TRAINED.items() if "router" in facts]
 
 
 def untrainable(
@@ -67,13 +66,9 @@ def _of_model(model: ModelSpec, execution: Execution, document_masking: bool) ->
         for feature in _features(part):
             yield f"{feature} cannot be trained, only planned; take a model without"
     experts = [part for part in parts if isinstance(part, Experts)]
-    if experts and execution.router is None:
-        yield f"routers of {execution.type} cannot be trained, only planned; take one of {', '.join(_ROUTED)}"
     if len(counts := {part.count for part in experts}) > 1:
         both = " and ".join(map(str, sorted(counts)))
         yield f"layers of {both} experts cannot be trained together; give all equally many"
-    if any(kind.dense and kind.experts for kind in model.kinds):
-        yield "an MLP beside the experts of a layer cannot be trained; take a model without"
     for part in experts:
         if execution.router is not None:
             yield from _misfits(part, execution.router)
@@ -100,11 +95,7 @@ def _features(part: Mixer | Channels) -> list[str]:
         case Recurrent():
             features = {"the delta rule without a norm": part.delta and not part.norm}
         case Experts():
-            features = {
-                "experts without a gate": not part.gated,
-                "experts behind a projection": part.latent > 0,
-                "scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales),
-            }
+            features = {"scales of a router's input or of experts": bool(part.router_vectors or part.expert_scales)}
         case Dense():
             pass
         case _:

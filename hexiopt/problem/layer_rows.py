@@ -223,9 +223,9 @@ class _Rows:
         latent = LayerOperator(
             name="latent inward",
             after=True,
+            divided=True,
             weights=Split(self.hidden * part.latent),
             vectors=Split(part.latent_bias * part.latent),
-            stores=Split(part.latent),
         )
         if part.latent:
             rows.append(latent)
@@ -259,7 +259,7 @@ class _Rows:
         ]
         if part.latent:
             bias = Split(part.latent_bias * self.hidden)
-            rows.append(replace(latent, name="latent outward", vectors=bias))
+            rows.append(replace(latent, name="latent outward", vectors=bias, stores_cast=Split(part.latent)))
         if part.shared:
             rows += self.columns("shared experts", part.gated, part.shared_bias, Split(shared=1), self.hidden)
         if part.shared_gate:

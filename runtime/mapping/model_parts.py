@@ -22,6 +22,7 @@ ATTENTION, MLP, RECURRENT = "self_attn", "mlp", "recurrent"
 ROUTER, BALANCE = "mlp.gate", "mlp.gate.e_score_correction_bias"
 INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 SHARED, SHARED_GATE = "mlp.shared_experts", "mlp.shared_expert_gate.weight"
+LATENT_INWARD, LATENT_OUTWARD = "mlp.fc1_latent_proj", "mlp.fc2_latent_proj"
 
 
 class Sublayer(NamedTuple):
@@ -82,6 +83,8 @@ def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Para
                 case Experts():
                     yield from _router_parts(at, model, part)
                     yield from _expert_parts(at, model, part, shard)
+                    if part.latent:
+                        yield from _projection_parts(at, model, part)
                     if part.shared:
                         yield from _shared_parts(at, model, part, shard)
                 case Attention() if part.kv_rank:
@@ -206,15 +209,23 @@ def _router_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[Paramete
 
 
 def _expert_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
-    hidden, inner, held = model.hidden_size, part.ffn_size, shard.experts(part.count)
-    for name, rows, columns in ((INWARD, 2 * inner, hidden), (OUTWARD, hidden, inner)):
+    width, inner, held = part.width(model.hidden_size), part.ffn_size, shard.experts(part.count)
+    for name, rows, columns in ((INWARD, (1 + part.gated) * inner, width), (OUTWARD, width, inner)):
         yield ParameterPart(f"{at}{name}", (part.count, rows, columns), 0, *held)
         if part.bias:
             yield ParameterPart(f"{at}{name}_bias", (part.count, rows), 0, *held)
 
 
+def _projection_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[ParameterPart]:
+    """Every rank projects its tokens to the width of the experts, and back."""
+    inward, outward = (part.latent, model.hidden_size), (model.hidden_size, part.latent)
+    for name, shape in ((LATENT_INWARD, inward), (LATENT_OUTWARD, outward)):
+        yield from _rows(f"{at}{name}", shape, (0, shape[0]), part.latent_bias)
+
+
 def _shared_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
-    yield from _dense_parts(f"{at}{SHARED}.", model, Dense(ffn_size=part.shared, bias=part.shared_bias), shard)
+    columns = Dense(ffn_size=part.shared, gated=part.gated, bias=part.shared_bias)
+    yield from _dense_parts(f"{at}{SHARED}.", model, columns, shard)
     if part.shared_gate:
         yield ParameterPart(f"{at}{SHARED_GATE}", (1, model.hidden_size), 0, 0, 1)
 

@@ -1,8 +1,9 @@
 """Experts of a layer on one rank: whole ones, to which the ranks of a cell bring the tokens that they choose.
 
-Tokens are routed where they are between attention and MLP: of a TP group each rank has its own. Shared columns, which
-all tokens take, are cut over the TP group as those of an MLP. Shapes: t own tokens, B samples, H hidden; R rows, which
-are copies of tokens, ordered by expert; n experts of the rank, F columns of each.
+Tokens are routed where they are between attention and MLP: of a TP group each rank has its own, and projects them to
+the experts' width and back where that is not the model's. Shared columns, which all tokens take, are cut over the TP
+group as those of an MLP. Shapes: t own tokens of B samples, N of all, H hidden, L the experts' width; R rows, which are
+copies of tokens, ordered by expert; n experts of the rank, F columns of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +17,18 @@ from torch.nn import functional
 
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Experts
-from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
+from runtime.mapping.model_parts import (
+    BALANCE,
+    INWARD,
+    LATENT_INWARD,
+    LATENT_OUTWARD,
+    OUTWARD,
+    ROUTER,
+    SHARED,
+    SHARED_GATE,
+)
 from runtime.model.functions import activated, applied
-from runtime.model.projections import Weights, mlp
+from runtime.model.projections import Weights, columns, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
 from runtime.saved import count_saved
@@ -36,14 +46,14 @@ class TokenExchange(Protocol):
 
     def __call__(
         self,
-        x_nh: Tensor,
+        x_nl: Tensor,
         experts_nk: Tensor,
         weights_nk: Tensor,
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
-        """The weighted sums over each token's experts [N, H], of which `run` computes the rank's own [R, H]; and what
-        is computed `meanwhile` the exchange is added."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weighted sums over each token's experts [N, L], of which `run` computes the rank's own [R, L]; and what
+        is computed `meanwhile`."""
         ...
 
 
@@ -63,32 +73,40 @@ class ExpertsPart:
 
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
-        flat, run = x_tbh.flatten(0, 1), partial(self._run, own)
+        run, width = partial(self._run, own), self.part.width(x_tbh.shape[-1])
         if self.hosts:
             none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
-            return self.exchange(flat, none, none.to(x_tbh.dtype), run).view_as(x_tbh)
+            return self.exchange(x_tbh.view(0, width), none, none.to(x_tbh.dtype), run)[0].view_as(x_tbh)
+        flat = x_tbh.flatten(0, 1)
         logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
         assert self.execution.router is not None
         choice = choose(logits, self.execution.router, self.part.top_k, bias)
         if self.loads is not None and bias is not None:
             self.loads.add(bias, choice.experts)
         meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
-        sums = self.exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
-        return sums if self.balance is None else self.balance.added(sums, choice)
+        rows = self._projected(own, x_tbh, LATENT_INWARD).flatten(0, 1)
+        sums, shared = self.exchange(rows, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile)
+        outer = self._projected(own, sums.view(*x_tbh.shape[:2], width), LATENT_OUTWARD)
+        outer = outer if shared is None else outer + shared
+        return outer if self.balance is None else self.balance.added(outer, choice)
+
+    def _projected(self, own: Weights, x: Tensor, name: str) -> Tensor:
+        """Own tokens [t, B, ...] to the experts' width, or back, where it is another."""
+        return columns(own, self.tp.alone, x, name)[0] if self.part.latent else x
 
     def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
-        outer = mlp(own, self.tp, x_tbh, SHARED, self.activation)
-        if self.part.shared_gate:
-            outer = outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid()
-        return outer.flatten(0, 1)
+        outer = mlp(own, self.tp, x_tbh, SHARED, self.activation, is_gated=self.part.gated)
+        return outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid() if self.part.shared_gate else outer
 
     def _run(self, own: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
         late = self.tp.late
-        gate, up = grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late).chunk(2, -1)
-        return grouped_product(self._activated(gate, up), own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
+        inner = self._activated(grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late))
+        return grouped_product(inner, own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
 
-    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
-        alpha, limit = self.execution.gate_alpha, self.execution.gate_limit
+    def _activated(self, inner: Tensor) -> Tensor:
+        if not self.part.gated:
+            return activated(self.activation, inner)
+        (gate, up), alpha, limit = inner.chunk(2, -1), self.execution.gate_alpha, self.execution.gate_limit
         if alpha is None:
             return activated(self.activation, gate, up)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

@@ -5,7 +5,7 @@ position and never added into place, so that they are the same in every run. Wit
 ranks first tell each other how many come, which their hosts must know. With one, each rank sends each expert equally
 many rows per own token, filled up with zeros, and drops what is beyond: sizes are known without asking.
 
-Shapes: N tokens of the rank, k experts of each, H values; R rows that come to the rank's experts, S that leave it.
+Shapes: N tokens of the rank, k experts of each, L values; R rows that come to the rank's experts, S that leave it.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,12 +77,12 @@ class CellExchange:
 
     def __call__(
         self,
-        x_nh: Tensor,
+        x_nl: Tensor,
         experts_nk: Tensor,
         weights_nk: Tensor,
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         """As of `runtime.model.experts_part.TokenExchange`."""
         turn = self._turn[experts_nk].flatten()
         if self._slots is not None:
@@ -90,15 +90,14 @@ class CellExchange:
             copies, arrivals = self._filled(turn), self._fixed
         else:
             copies, arrivals, extra = self._counted(turn, meanwhile)
-        sent = applied(_Spread, x_nh, copies.source, copies.row, experts_nk.shape[1], copies.drops)
+        sent = applied(_Spread, x_nl, copies.source, copies.row, experts_nk.shape[1], copies.drops)
         came = self._exchange(sent, copies.sent, copies.came)
         # A rank without experts keeps the graph: its backward joins the exchanges of the others.
         if arrivals.rows.counts:
             by_expert = applied(_Spread, came, arrivals.order, arrivals.back, 1, False)
             came = applied(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
         home = self._exchange(came, copies.came, copies.sent)
-        sums = applied(_WeightedSum, home, weights_nk, copies.source, copies.row, copies.drops)
-        return sums if extra is None else sums + extra
+        return applied(_WeightedSum, home, weights_nk, copies.source, copies.row, copies.drops), extra
 
     def _counted(
         self, turn: Tensor, meanwhile: Callable[[], Tensor] | None

@@ -1,6 +1,7 @@
 """How Hugging Face's files hold a model's parameters, by its type: under which names, several of ours in one tensor, or
 the experts of a layer, which are one parameter here, in many. Our names are those of Llama."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from types import MappingProxyType
@@ -15,7 +16,9 @@ from runtime.mapping.model_parts import (
     EMBEDDING,
     FINAL_NORM,
     INWARD,
+    MLP,
     OUTWARD,
+    SHARED,
     execution_of,
     layer_kinds,
     layer_prefix,
@@ -36,13 +39,14 @@ class _Fusion(NamedTuple):
 
 
 class _TypeLayout(NamedTuple):
-    """Of a type of models: the words of our names that are others, and whole names; stored tensors that hold several
-    parameters; what gate, up and down of an expert are called. None: those of all experts are stacked and transposed,
-    the columns of gate and up in turns (gpt-oss)."""
+    """Of a type of models: the words of our names, one or several, that are others, of which the longest counts; stored
+    tensors that hold several parameters; what gate (if there is one), up and down of an expert are called. Without such
+    names those of all experts are stacked as they are here; None: and transposed, the columns of gate and up in turns
+    (gpt-oss)."""
 
     words: Mapping[str, str] = MappingProxyType({})
     fusions: tuple[_Fusion, ...] = ()
-    experts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+    experts: tuple[str, ...] | None = ("gate_proj", "up_proj", "down_proj")
 
 
 def _of_recurrence(names: str) -> tuple[str, ...]:
@@ -53,6 +57,17 @@ _AFTER = {"attention_output_norm": "post_attention_layernorm", "mlp_output_norm"
 _AROUND = {**_AFTER, "post_attention_layernorm": "pre_feedforward_layernorm"}
 _MAMBA = _of_recurrence("z_in v_in k_in q_in step_in"), _of_recurrence("v_conv k_conv q_conv")
 _BAMBA = _Fusion("mamba.in_proj", _MAMBA[0]), _Fusion("mamba.conv1d", _MAMBA[1])
+_SHARED_MLP = {"mlp": "shared_mlp", "mlp.shared_experts": "shared_mlp", "down_proj": "output_linear"}
+_GRANITE_WORDS = {
+    **_SHARED_MLP,
+    "mlp.gate": "block_sparse_moe.router.layer",
+    INWARD: "block_sparse_moe.input_linear.weight",
+    OUTWARD: "block_sparse_moe.output_linear.weight",
+}
+_GRANITE_FUSIONS = tuple(
+    _Fusion("shared_mlp.input_linear", (f"{name}.gate_proj", f"{name}.up_proj")) for name in (MLP, SHARED)
+)
+_GRANITE = _TypeLayout(_GRANITE_WORDS, _GRANITE_FUSIONS, experts=())
 _LAYOUTS: Mapping[str, _TypeLayout] = {
     "gemma2": _TypeLayout(_AROUND),
     "gemma3_text": _TypeLayout(_AROUND),
@@ -70,9 +85,18 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
         },
         _BAMBA,
     ),
-    "granitemoehybrid": _TypeLayout(
-        {"recurrent": "mamba", "mlp": "shared_mlp", "down_proj": "output_linear"},
-        (*_BAMBA, _Fusion("shared_mlp.input_linear", ("mlp.gate_proj", "mlp.up_proj"))),
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE,
+    "granitemoe_swa": _GRANITE._replace(
+        words={
+            **_SHARED_MLP,
+            "mlp.gate": "block_sparse_moe.router",
+            INWARD: "block_sparse_moe.experts.gate_up_proj",
+            OUTWARD: "block_sparse_moe.experts.down_proj",
+        }
+    ),
+    "granitemoehybrid": _GRANITE._replace(
+        words={**_GRANITE_WORDS, "recurrent": "mamba"}, fusions=(*_BAMBA, *_GRANITE_FUSIONS)
     ),
     "nemotron_h": _TypeLayout(
         {
@@ -83,6 +107,7 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
             FINAL_NORM: "backbone.norm_f.weight",
         },
         (_Fusion("mixer.in_proj", _MAMBA[0]), _Fusion("mixer.conv1d", _MAMBA[1])),
+        ("up_proj", "down_proj"),
     ),
     "qwen3_next": _TypeLayout(
         {"recurrent": "linear_attn", "shared_experts": "shared_expert"},
@@ -97,7 +122,10 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
 _CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "granite_swa": "GraniteSWAForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
 }
 
 
@@ -145,6 +173,8 @@ class FileLayout:
 
     def __init__(self, model: ModelSpec) -> None:
         self._of_type = _LAYOUTS.get(execution_of(model).type, _TypeLayout())
+        words = sorted(map(re.escape, self._of_type.words), key=len, reverse=True)
+        self._words = re.compile(rf"\b(?:{'|'.join(words) or '(?!)'})\b")
         parts = {part.name: part for part in whole_parts(model)}
         pieces = {name: self._pieces_of(part) for name, part in parts.items()}
         for layer, kind in enumerate(layer_kinds(model)):
@@ -207,18 +237,19 @@ class FileLayout:
 
     def _name(self, name: str) -> str:
         words = self._of_type.words
-        return words.get(name) or ".".join(words.get(word, word) for word in name.split("."))
+        return self._words.sub(lambda match: words[match[0]], name)
 
     def _pieces_of(self, part: ParameterPart) -> list[StoredPiece]:
         """Those of a parameter that is stored by itself."""
         name, experts = self._name(part.name), self._of_type.experts
         kind, is_bias = part.name.removesuffix("_bias"), part.name.endswith("_bias")
-        if not kind.endswith((INWARD, OUTWARD)):
+        if not kind.endswith((INWARD, OUTWARD)) or experts == ():
             return [StoredPiece(name, part.shape)]
         (count, rows, *columns), is_inward = part.shape, kind.endswith(INWARD)
-        halves = [slice(0, rows // 2), slice(rows // 2, rows)] if is_inward else [_ALL]
+        is_fused = is_inward and (experts is None or len(experts) == 3)
+        halves = [slice(0, rows // 2), slice(rows // 2, rows)] if is_fused else [_ALL]
         if experts is None:
-            turns = [slice(0, None, 2), slice(1, None, 2)] if is_inward else [_ALL]
+            turns = [slice(0, None, 2), slice(1, None, 2)] if is_fused else [_ALL]
             shape = count, *columns, rows
             return [
                 StoredPiece(name, shape, (_ALL, half), turn, not is_bias)
@@ -228,5 +259,5 @@ class FileLayout:
         return [
             StoredPiece(f"{layer}.{expert}.{matrix}.{ending}", (rows // len(halves), *columns), (expert, half))
             for expert in range(count)
-            for matrix, half in zip(experts[:2] if is_inward else experts[2:], halves, strict=True)
+            for matrix, half in zip(experts[:-1] if is_inward else experts[-1:], halves, strict=True)
         ]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica, Replicated, StageParallelism, TensorParallel
 from hexiopt.plan.plan import Plan, Stage
 from hexiopt.problem.form import LLAMA
-from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind
+from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind, Recurrent
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
 from tests.runtime.ranks import random_aligned_plan, random_plan
@@ -22,6 +22,11 @@ SHAPES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "deepseek_v3": ({"shared": 6}, {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.0}),
     "glm4_moe": ({"shared": 5}, {}),
     "gpt_oss": ({"bias": True, "router_bias": True}, {}),
+    "granitemoehybrid": ({"shared": 5}, {}),
+    "nemotron_h": (
+        {"gated": False, "latent": 7, "latent_bias": True, "shared": 8, "shared_bias": True},
+        {"n_group": 2, "topk_group": 1},
+    ),
 }
 """By types of Hugging Face: what their experts have, and what their files state of routers."""
 ATTENTIONS: dict[str, dict[str, object]] = {
@@ -36,14 +41,21 @@ ATTENTIONS: dict[str, dict[str, object]] = {
 def expert_model(
     model_type: str, num_layers: int, dense_layers: int = 0, hidden_size: int = 12, inner: int = 5
 ) -> ModelSpec:
-    """A model whose layers have experts, but for the first ones."""
+    """A model whose layers have experts, but for the first ones. Of hybrids some have recurrences, and of Nemotron-H
+    some have one part alone."""
     fields, router = SHAPES[model_type]
     attention = Attention(
         heads=6, kv_heads=3, qk_dim=4, v_dim=4, qk_norm="head" if model_type == "qwen3_moe" else "none"
     )
     experts = Experts(count=COUNT, top_k=2, ffn_size=inner, **fields)  # type: ignore[arg-type]
     first = LayerKind((attention,), (Dense(ffn_size=9),))
-    layers = (first,) * dense_layers + (LayerKind((attention,), (experts,)),) * (num_layers - dense_layers)
+    both = (attention,), (experts,)
+    recurrent = Recurrent(heads=6, groups=3, key_dim=3, value_dim=2, chunk=4)
+    kinds = {
+        "granitemoehybrid": (LayerKind(*both), LayerKind((recurrent,), (experts,))),
+        "nemotron_h": tuple(LayerKind(*parts, norms=1) for parts in (both, ((), (experts,)), ((recurrent,), ()))),
+    }.get(model_type, (LayerKind(*both),))
+    layers = tuple(first if k < dense_layers else kinds[(k - dense_layers) % len(kinds)] for k in range(num_layers))
     return ModelSpec(
         name=model_type,
         architecture="decoder",

@@ -80,7 +80,7 @@ def stored_elements(model: ModelSpec, kind: LayerKind, lora: Lora, shard: Shard)
     gradient of a matrix that reads them; an adapter stores what its first matrix makes."""
     matrices, adapted = layer_matrices(model, kind), adapted_matrices(model, kind, lora)
     targets = {matrix.target for matrix in adapted}
-    attention, experts = kind.attention, kind.experts
+    attention, recurrent, experts = kind.attention, kind.recurrent, kind.experts
     unread = [not targets & {"q", "k", "v"}] * bool(kind.mixers) + [not targets & {"gate", "up"}] * bool(kind.channels)
     if kind.norms == 1:  # all parts read the same norm
         unread = [all(unread)]
@@ -89,5 +89,10 @@ def stored_elements(model: ModelSpec, kind: LayerKind, lora: Lora, shard: Shard)
         inner -= sum(matrix.inputs.on(shard) for matrix in matrices if matrix.target == "down")
     if attention is not None and attention.kv_rank:
         inner -= attention.q_rank + attention.kv_rank
-    routed = 0.0 if experts is None else -float(experts.width(model.hidden_size) + experts.ffn_size)
-    return StoredElements(-float(model.hidden_size) * sum(unread), inner + lora.rank * len(adapted), routed)
+    if recurrent is not None:
+        inner -= shard.state_heads * recurrent.value_dim
+    hidden, routed = -float(model.hidden_size) * sum(unread), 0.0
+    if experts is not None:
+        hidden -= experts.latent
+        routed = -float(experts.width(model.hidden_size) + experts.ffn_size)
+    return StoredElements(hidden, inner + lora.rank * len(adapted), routed)

@@ -20,7 +20,7 @@ from hexiopt.problem.problem import Problem
 FILE, README = "device_map.json", "device_map.md"
 _FINAL_NORMS = {"bamba": "final_layernorm", "nemotron_h": "norm_f"}
 _EMBEDDINGS = {"nemotron_h": "embeddings"}
-_ROTATIONS = {"granite_swa": ("rotary_emb", "rotary_embs")}
+_ROTATIONS = dict.fromkeys(("granite_swa", "granitemoe_swa"), ("rotary_emb", "rotary_embs"))
 _NO_OVERLAP = "layers run one after another, without overlap: the step is slower than that of the plan's pipeline"
 
 

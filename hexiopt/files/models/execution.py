@@ -109,6 +109,8 @@ _GRANITE = {
     "logit_scale": Stated("logits_scaling", 1.0, _inverse),
 }
 _PLAIN_ROUTER = {"router": Router(RouterRule())}
+_BALANCED_ROUTER = {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))}
+_GRANITE_EXPERTS = _GRANITE | {"router": Router(RouterRule(OF_CHOSEN), ())}
 _MAMBA = {"step_limits": Limits(("mamba_dt_limit", "time_step_limit"))}
 TRAINED: Mapping[str, Facts] = MappingProxyType(
     {
@@ -133,15 +135,18 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "router": Router(RouterRule(SIGMOID, True, 2.5, 8, 4, has_bias=True), tuple(_ROUTER)),
         },
         "bamba": _MAMBA,
-        "granitemoehybrid": _GRANITE | _MAMBA,
-        "nemotron_h": _MAMBA,
+        "granitemoe": _GRANITE_EXPERTS,
+        "granitemoe_swa": _GRANITE_EXPERTS,
+        "granitemoeshared": _GRANITE_EXPERTS,
+        "granitemoehybrid": _GRANITE_EXPERTS | _MAMBA,
+        "nemotron_h": _MAMBA | _BALANCED_ROUTER,
         "qwen3_next": {"unit_norms": True, "router": Router(RouterRule(is_normalized=True))},
         "youtu": {"rope_interleaved": Switch("rope_interleave", True)},
         "mixtral": {"router": Router(RouterRule(is_normalized=True), ())},
         "olmoe": _PLAIN_ROUTER,
         "qwen2_moe": _PLAIN_ROUTER,
         "qwen3_moe": _PLAIN_ROUTER,
-        "glm4_moe": {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))},
+        "glm4_moe": _BALANCED_ROUTER,
         "gpt_oss": {
             "router": Router(RouterRule(OF_CHOSEN), ()),
             "gate_alpha": Stated("swiglu_alpha", 1.702),
@@ -222,7 +227,7 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
             theta = _WINDOW_THETA[kind].of(config) if kind in _WINDOW_THETA else full.theta
             window = Rotation(theta=theta or full.theta, share=full.share)
     thetas = config.raw("layer_rope_theta", None)
-    if kind == "granite_swa" and isinstance(thetas, list) and set(thetas) != {full.theta}:
+    if isinstance(thetas, list) and set(thetas) != {full.theta}:
         config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
     if window != full and not model.layers:
         raise InputError(

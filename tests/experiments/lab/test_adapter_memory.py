@@ -43,15 +43,19 @@ def test_what_attention_recomputes_alone_is_predicted_within_3_percent() -> None
     check_saved(last)
 
 
+FROZEN = [("qwen2_moe", "attention"), ("deepseek_v3", "qv"), ("granitemoehybrid", "attention"), ("nemotron_h", "qv")]
+
+
 @pytest.mark.parametrize("policy", ["none", "selective"])
-@pytest.mark.parametrize(("model_type", "targets"), [("qwen2_moe", "attention"), ("deepseek_v3", "qv")])
+@pytest.mark.parametrize(("model_type", "targets"), FROZEN)
 def test_frozen_experts_hold_as_much_less_as_is_predicted(model_type: str, targets: str, policy: str) -> None:
-    """Than trained ones: states to the byte, and of activations the rows that come to experts."""
+    """Than trained ones: states but for biases that balance, and of activations what frozen matrices
+    read, as the rows that come to experts."""
     model, full = expert_model(model_type, 2, hidden_size=64, inner=48), Workload(4, 64, "fp32", routing="forced")
     plan, lora = even_plan(model, policy=policy, stages=1), replace(full, training="lora", lora=Lora(4, targets))
     (trained,), (frozen,) = (compared(plan, model, work) for work in (full, lora))
     assert [frozen.off(part) for part in ("gradients", "master", "optimizer", "logits")] == [0.0] * 4
-    assert frozen.off("weights") == pytest.approx(0, abs=1e-4)
+    assert frozen.off("weights") == pytest.approx(0, abs=1e-3)
     predicted, measured = (
         getattr(trained, of).activations - getattr(frozen, of).activations for of in ("predicted", "measured")
     )

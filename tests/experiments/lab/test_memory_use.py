@@ -18,6 +18,7 @@ from runtime.model.loss import chunked_cross_entropy
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.saved import saved_as
 from tests.conftest import STRESS
+from tests.runtime.expert_plans import expert_model
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
 from tests.runtime.model.test_decoder import tiny
 from tests.slow import slow_but
@@ -127,6 +128,22 @@ def test_kinds_of_layers(case: str) -> None:
     more = {"granite_swa": windows, "youtu": latent | {"num_key_value_heads": 4}}.get(case, {})
     model = tiny(case, **sizes | more, num_hidden_layers=4, max_position_embeddings=4096)
     check_all(compared(even_plan(model), model, Workload(4, SEQ_LEN)))
+
+
+@pytest.mark.parametrize("policy", slow_but(("none",), ("none", "selective")))
+@pytest.mark.parametrize("case", ["granitemoehybrid", "nemotron_h"])
+def test_experts_of_hybrids(case: str, policy: str) -> None:
+    """Beside a shared MLP; behind a projection, without a gate. Biases that balance experts are not priced."""
+    model = expert_model(case, 4, hidden_size=512, inner=256)
+    if case == "nemotron_h":
+        (part,) = {kind.experts for kind in model.layers} - {None}
+        wide = replace(part, latent=128)
+        layers = tuple(kind.with_experts(wide) if kind.experts else kind for kind in model.layers)
+        model = model.replace(layers=layers)
+    plan = even_plan(model, policy=policy, stages=1)
+    (found,) = compared(plan, model, Workload(4, SEQ_LEN, "fp32", routing="forced"))
+    assert found.off("weights") == pytest.approx(0, abs=1e-4)
+    check_saved(found)
 
 
 def test_policies_of_layers_and_unequal_stages() -> None:

@@ -3,6 +3,7 @@
 import json
 import warnings
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,11 +20,13 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
-from tests.runtime.model.test_decoder import CASES, causal_lm, tiny
+from tests.runtime.model import test_decoder, test_decoder_with_experts
+from tests.runtime.model.test_decoder import tiny
 from tests.slow import slow_but
 
 PC = hx.cluster(cluster_of_cards(["2x3090", "4090"]).data)
 LLAMA = hx.model("llama2_7b")
+CASES = test_decoder_with_experts.CASES | test_decoder.CASES
 
 
 def problem(model: ModelSpec = LLAMA, cluster: Cluster = PC, **workload: Any) -> Problem:
@@ -78,12 +81,14 @@ def test_adapters_and_their_storage_are_the_scripts() -> None:
     assert "priced with adamw_8bit" in text
 
 
-@pytest.mark.parametrize("case", slow_but(("llama-yarn", "gemma2", "nemotron_h"), CASES))
+@pytest.mark.parametrize("case", slow_but(("llama-yarn", "gemma2", "nemotron_h", "granitemoe_swa"), CASES))
 def test_names_are_those_of_transformers_models(case: str) -> None:
     """Every tensor, computed ones included, has a GPU, no name is of nothing, and the model runs under the map."""
     accelerate = pytest.importorskip("accelerate")
     torch = pytest.importorskip("torch")
-    model, lm = tiny(case), causal_lm(case)
+    lm = (test_decoder if case in test_decoder.CASES else test_decoder_with_experts).causal_lm(case)
+    with patch.dict(test_decoder.CASES, CASES):
+        model = tiny(case)
     half = model.num_layers // 2
     modules, _ = written(problem(model, seq_len=32), plan(stages((0, 0, half), (2, half, model.num_layers))))
     with warnings.catch_warnings():

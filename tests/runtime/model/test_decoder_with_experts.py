@@ -19,7 +19,7 @@ from runtime.mapping.model_parts import BALANCE, whole_parts
 from runtime.settings import ExpertTraining
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder
-from tests.runtime.model.test_decoder import TOKENS, sequences
+from tests.runtime.model.test_decoder import MIXED, MULTIPLIERS, TOKENS, sequences
 from tests.runtime.parallel.test_training import trainee, whole
 from tests.runtime.stream_order import run_in_order
 
@@ -27,7 +27,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS = 6
 GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5}
 LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4}
-CASES: dict[str, dict[str, Any]] = {
+GRANITE = MULTIPLIERS | {"num_local_experts": EXPERTS, "intermediate_size": 12}
+NEMOTRON = (
+    test_decoder.CASES["nemotron_h"]
+    | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "n_routed_experts": EXPERTS}
+    | {"moe_intermediate_size": 12, "moe_shared_expert_intermediate_size": 10}
+    | GROUPS
+)
+SPARSE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "sliding_window": None},
     "olmoe": {"num_experts": EXPERTS},
     "olmoe-normalised": {"num_experts": EXPERTS, "norm_topk_prob": True},
@@ -43,14 +50,21 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_experts": EXPERTS, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 10}
     | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "linear_num_value_heads": 4}
     | {"linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 6},
+    "granitemoe": GRANITE,
+    "granitemoeshared": GRANITE | {"shared_intermediate_size": 10},
+    "granitemoe_swa": GRANITE | MIXED | {"shared_intermediate_size": 10, "attention_bias": True},
+    "granitemoehybrid-experts": test_decoder.CASES["granitemoehybrid"] | GRANITE | {"shared_intermediate_size": 10},
+    "nemotron_h-experts": NEMOTRON,
+    "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 8, "mlp_bias": True},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
 }
+CASES = {case: changes | {"num_experts_per_tok": 2} for case, changes in SPARSE.items()}
 
 
 def causal_lm(case: str) -> Any:
     """As of `test_decoder`; biases that balance experts are not zero either."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    with patch.dict(test_decoder.CASES, {case: CASES[case] | {"num_experts_per_tok": 2}}):
+    with patch.dict(test_decoder.CASES, {case: CASES[case]}):
         model = test_decoder.causal_lm(case)
     generator = torch.Generator().manual_seed(1)
     for name, buffer in model.named_buffers():

@@ -1,6 +1,7 @@
 """Plans whose ranks exchange tokens train as one process does: gradients and loss curves, in float64."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hexiopt.plan.parallelism import ExpertParallel, ExpertReplica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.problem.kinds import Dense
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B, SPLIT_SCHEDULES
 from runtime.parallel import token_exchange
@@ -23,7 +25,7 @@ from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 TYPES = tuple(SHAPES)
-QUICK, SLOW, ALL = range(28, 42), 84, 210  # 2, 12 and 30 of each type
+QUICK, SLOW, ALL = range(27, 45), 108, 270  # 2, 12 and 30 of each type
 BALANCED = ExpertTraining(sequence_balance=0.1, expert_bias_rate=0.01)
 
 
@@ -69,6 +71,15 @@ def shared_plan(num_layers: int, batches: int = 2, zero: int = 1) -> Plan:
     """One stage whose four ranks share experts in every way."""
     stage = Stage(SHARED, ((0, num_layers),), ("none",))
     return Plan((Pipeline((stage,), batches, 2),), ONE_F_ONE_B, Sharding(zero))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_an_mlp_trains_beside_experts(zero: int) -> None:
+    model = expert_model("mixtral", 2)
+    kinds = tuple(replace(kind, channels=(Dense(ffn_size=9), *kind.channels)) for kind in model.layers)
+    case = shared_plan(2, zero=zero), model.replace(layers=kinds), 4
+    of_gradients, _ = equal_one_process(case, 2, SEQ_LEN, run_in_order, both={"experts": BALANCED})
+    assert of_gradients <= 1e-13
 
 
 def test_a_capacity_that_drops_nothing_changes_nothing() -> None:

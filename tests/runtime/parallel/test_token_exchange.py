@@ -75,7 +75,7 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
         def run(rows: Tensor, of: ExpertRows) -> Tensor:
             return grouped_product(rows, leaves[2], None, of).tanh()
 
-        sums = exchange(leaves[0], experts[some], leaves[1], run)
+        sums, _ = exchange(leaves[0], experts[some], leaves[1], run)
         (sums * x[some]).sum().backward()  # type: ignore[no-untyped-call]
         return sums.detach(), [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
 
@@ -89,8 +89,9 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
     assert capacity is None or capacity > 0.5 or not torch.equal(want, reference(tokens, None)[0]), "nothing is dropped"
 
 
-def test_what_runs_meanwhile_is_added() -> None:
+def test_what_runs_meanwhile_is_beside() -> None:
     x, experts, weights, _ = drawn((4,))
     exchange = CellExchange([(0, EXPERTS)], 0, None, torch.device("cpu"))
-    sums = exchange(x, experts, weights, lambda rows, of: rows, lambda: torch.ones_like(x))
-    torch.testing.assert_close(sums, x * weights.sum(1, keepdim=True) + 1, atol=1e-14, rtol=0)
+    sums, beside = exchange(x, experts, weights, lambda rows, of: rows, lambda: torch.ones(2))
+    torch.testing.assert_close(sums, x * weights.sum(1, keepdim=True), atol=1e-14, rtol=0)
+    assert torch.equal(beside, torch.ones(2))

@@ -1,6 +1,7 @@
 """Models of several kinds of layers train under asymmetric plans as in one process, in float64."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -11,8 +12,8 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.parameters import Parameters
 from hexiopt.problem.workload import Workload
-from runtime.mapping.model_parts import stage_parts
-from runtime.mapping.parts import shards
+from runtime.mapping.model_parts import BALANCE, stage_parts
+from runtime.mapping.parts import ExpertCell, shards
 from tests.runtime.model.test_decoder import tiny
 from tests.runtime.parallel.test_training import SEQ_LEN, RunRanks, equal_one_process
 from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
@@ -23,6 +24,15 @@ LAYERS = 4
 WINDOWS = ["sliding_attention", "full_attention"] * 2
 NORMED = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": WINDOWS, "num_hidden_layers": LAYERS}
 RECURRENT = ["linear_attention", "full_attention"] * 2
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+BLOCKS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "moe_shared_expert_intermediate_size": 10,
+    "moe_latent_size": 7,
+    "mlp_bias": True,
+}
 MODELS: dict[str, ModelSpec] = {
     "windows and norms of heads": tiny("qwen3-mixed", **NORMED),
     "windows, sinks and scales": tiny("granite_swa", layer_types=WINDOWS, num_hidden_layers=LAYERS),
@@ -36,6 +46,8 @@ MODELS: dict[str, ModelSpec] = {
     "norms of all heads, windows": tiny("olmo3", layer_types=WINDOWS, num_hidden_layers=LAYERS),
     "delta rule": tiny("qwen3_next", layer_types=RECURRENT, num_hidden_layers=LAYERS, mlp_only_layers=[0, 1, 2, 3]),
     "blocks of one part": tiny("nemotron_h", n_groups=6),
+    "Mamba-2 and experts": tiny("granitemoehybrid", **EXPERTS, layer_types=RECURRENT, num_hidden_layers=LAYERS),
+    "blocks of experts behind a projection": tiny("nemotron_h", **BLOCKS),
     "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
 }
 SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "plain"))]
@@ -72,13 +84,15 @@ def test_a_plan_trains_kinds_as_one_process(name: str, seed: int) -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_first_rank_holds_what_is_priced(name: str, tp: int) -> None:
-    """To the element: norms of what a group cuts are cut with it."""
+    """To the element: norms of what a group cuts are cut with it, and experts are shared by its ranks."""
     model = MODELS[name]
-    held = stage_parts(model, [(0, model.num_layers)], shards(model, tp)[0], first=True, last=True)
+    shard = replace(shards(model, tp)[0], cell=ExpertCell.of(range(tp)))
+    held = stage_parts(model, [(0, model.num_layers)], shard, first=True, last=True)
     parameters = Parameters(model, Workload(1, SEQ_LEN))
     states = RankStates.of(parameters, [model.layer_of(kind).shard(tp, model.vocab_size) for kind in model.kinds])
     counts = tuple(model.depth.count(number) for number in range(len(model.kinds)))
-    assert sum(prod(part.local_shape) for part in held) == states.params.stage(counts, True, True)
+    of_rank = sum(prod(part.local_shape) for part in held if not part.name.endswith(BALANCE))
+    assert of_rank == states.params.stage(counts, True, True)
 
 
 @pytest.mark.parametrize(("name", "seed"), slow_but([(SEQUENCES[1], 0)], product(SEQUENCES, range(3))))
