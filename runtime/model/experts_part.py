@@ -41,9 +41,11 @@ class TokenExchange(Protocol):
         weights_nk: Tensor,
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
+        *,
+        scales_input: bool = False,
     ) -> Tensor:
         """The weighted sums over each token's experts [N, H], of which `run` computes the rank's own [R, H]; and what
-        is computed `meanwhile` the exchange is added."""
+        is computed `meanwhile` the exchange is added. With `scales_input` what experts read is weighted instead."""
         ...
 
 
@@ -64,16 +66,17 @@ class ExpertsPart:
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
         flat, run = x_tbh.flatten(0, 1), partial(self._run, own)
+        exchange = partial(self.exchange, scales_input=self.part.scales_input)
         if self.hosts:
             none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
-            return self.exchange(flat, none, none.to(x_tbh.dtype), run).view_as(x_tbh)
+            return exchange(flat, none, none.to(x_tbh.dtype), run).view_as(x_tbh)
         logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
         assert self.execution.router is not None
         choice = choose(logits, self.execution.router, self.part.top_k, bias)
         if self.loads is not None and bias is not None:
             self.loads.add(bias, choice.experts)
         meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
-        sums = self.exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
+        sums = exchange(flat, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile).view_as(x_tbh)
         return sums if self.balance is None else self.balance.added(sums, choice)
 
     def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:

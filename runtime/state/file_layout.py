@@ -24,6 +24,8 @@ from runtime.mapping.model_parts import (
 from runtime.mapping.parts import ParameterPart
 
 _ALL = slice(None)
+# Experts that are stacked: the columns of up after those of gate (Llama 4), or both in turns (gpt-oss).
+_IN_HALVES, _IN_TURNS = "in halves", "in turns"
 
 
 class _Fusion(NamedTuple):
@@ -37,12 +39,12 @@ class _Fusion(NamedTuple):
 
 class _TypeLayout(NamedTuple):
     """Of a type of models: the words of our names that are others, and whole names; stored tensors that hold several
-    parameters; what gate, up and down of an expert are called. None: those of all experts are stacked and transposed,
-    the columns of gate and up in turns (gpt-oss)."""
+    parameters; what gate, up and down of an expert are called, or that those of all experts are stacked and
+    transposed."""
 
     words: Mapping[str, str] = MappingProxyType({})
     fusions: tuple[_Fusion, ...] = ()
-    experts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+    experts: tuple[str, str, str] | str = ("gate_proj", "up_proj", "down_proj")
 
 
 def _of_recurrence(names: str) -> tuple[str, ...]:
@@ -60,7 +62,10 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
     "olmo3": _TypeLayout(_AFTER),
     "mixtral": _TypeLayout({"mlp": "block_sparse_moe"}, experts=("w1", "w3", "w2")),
     "qwen2_moe": _TypeLayout({"shared_experts": "shared_expert"}),
-    "gpt_oss": _TypeLayout({"gate": "router"}, experts=None),
+    "gpt_oss": _TypeLayout({"gate": "router"}, experts=_IN_TURNS),
+    "llama4_text": _TypeLayout(
+        {"mlp": "feed_forward", "gate": "router", "shared_experts": "shared_expert"}, experts=_IN_HALVES
+    ),
     "bamba": _TypeLayout(
         {
             "recurrent": "mamba",
@@ -98,6 +103,7 @@ _CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "granite_swa": "GraniteSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
 }
 
 
@@ -217,8 +223,10 @@ class FileLayout:
             return [StoredPiece(name, part.shape)]
         (count, rows, *columns), is_inward = part.shape, kind.endswith(INWARD)
         halves = [slice(0, rows // 2), slice(rows // 2, rows)] if is_inward else [_ALL]
-        if experts is None:
-            turns = [slice(0, None, 2), slice(1, None, 2)] if is_inward else [_ALL]
+        if isinstance(experts, str):
+            turns = halves
+            if is_inward and experts == _IN_TURNS:
+                turns = [slice(0, None, 2), slice(1, None, 2)]
             shape = count, *columns, rows
             return [
                 StoredPiece(name, shape, (_ALL, half), turn, not is_bias)

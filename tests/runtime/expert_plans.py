@@ -22,6 +22,7 @@ SHAPES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "deepseek_v3": ({"shared": 6}, {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 2.0}),
     "glm4_moe": ({"shared": 5}, {}),
     "gpt_oss": ({"bias": True, "router_bias": True}, {}),
+    "llama4_text": ({"shared": 5, "scales_input": True}, {}),
 }
 """By types of Hugging Face: what their experts have, and what their files state of routers."""
 ATTENTIONS: dict[str, dict[str, object]] = {

@@ -211,6 +211,8 @@ def layer_compute(
         if attention.window is not None:
             pairs = attention.pairs(workload.seq_len) / workload.seq_len + 0.5 * c.ATTENTION_BLOCK
             computed = min(computed, tokens * shard.heads * pairs)
+            if attention.chunked:  # of which no kernel computes more than the squares of chunks
+                squares = min(squares, 2.0 * tokens * shard.heads * attention.pairs(workload.seq_len) / workload.seq_len)
         blocks = Blocks(computed, squares, 1.0)
         attention_s = attention_times(
             clock, gpu.flash_attention, attention.pair_flops, workload.element_bytes, blocks, framework.attention_speed

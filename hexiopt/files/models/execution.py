@@ -10,7 +10,7 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.problem.architectures import DECODER, MAX_ROPE_THETA
-from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule
+from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule, Temperature
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 
@@ -61,6 +61,20 @@ class Limits:
         if len(limits) != 2 or not all(isinstance(limit, int | float) and limit >= 0 for limit in limits):
             config.fail(key, "is not two numbers from 0 on; state the least and the largest step")
         return float(limits[0]), float(limits[1])
+
+
+class Tuning:
+    """How queries of later tokens are scaled, where the file does not switch it off: Llama 4's keys."""
+
+    def of(self, config: Section) -> Temperature | None:
+        """The fact. Raises InputError."""
+        is_on = config.raw("attn_temperature_tuning", None)  # a number in the first files
+        if not isinstance(is_on, int | None):
+            config.fail("attn_temperature_tuning", "is not true or false; write one of them")
+        if is_on is not None and not is_on:
+            return None
+        tokens = config.number("floor_scale", above=0, at_most=MAX_ROPE_THETA, default=8192)
+        return Temperature(tokens, config.number("attn_scale", at_least=0, at_most=MAX_ROPE_THETA, default=0.1))
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,11 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "gate_alpha": Stated("swiglu_alpha", 1.702),
             "gate_limit": Stated("swiglu_limit", 7.0),
         },
+        "llama4_text": {
+            "rope_interleaved": True,
+            "temperature": Tuning(),
+            "router": Router(RouterRule(SIGMOID), ()),
+        },
     }
 )
 """The types that are trained, by Hugging Face's names, and the facts in which each differs from Llama."""
@@ -154,6 +173,8 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
 _WINDOW_THETA = {"gemma3_text": Stated("rope_local_base_freq", 10_000.0)}
 """The base of RoPE in layers with windows, which scale no frequencies, of types that state one for all others."""
 _UNSCALED_WINDOWS = ("gemma3_text", "olmo3")
+_ROTATED_WINDOWS = ("llama4_text",)
+"""Types that rotate no queries and keys of layers that attend to all tokens."""
 
 _NUMBERS = {
     "factor": "factor",
@@ -192,7 +213,7 @@ def _execution(kind: str, config: str, router: tuple[tuple[str, Any], ...], mode
     section = Section(json.loads(config) if config else {}, f"model {model.name}")
     values: dict[str, Any] = {}
     for name, fact in TRAINED[kind].items():
-        if isinstance(fact, Stated | Switch | Limits):
+        if isinstance(fact, Stated | Switch | Limits | Tuning):
             value = fact.of(section)
         else:
             value = fact(model) if callable(fact) else fact
@@ -224,6 +245,8 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
     thetas = config.raw("layer_rope_theta", None)
     if kind == "granite_swa" and isinstance(thetas, list) and set(thetas) != {full.theta}:
         config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
+    if kind in _ROTATED_WINDOWS:
+        return None, window
     if window != full and not model.layers:
         raise InputError(
             f"model {model.name}: layers with and without windows rotate positions differently, and no window is "

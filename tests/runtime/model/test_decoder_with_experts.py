@@ -19,7 +19,7 @@ from runtime.mapping.model_parts import BALANCE, whole_parts
 from runtime.settings import ExpertTraining
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder
-from tests.runtime.model.test_decoder import TOKENS, sequences
+from tests.runtime.model.test_decoder import LLAMA3, TOKENS, YARN, sequences
 from tests.runtime.parallel.test_training import trainee, whole
 from tests.runtime.stream_order import run_in_order
 
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS = 6
 GROUPS = {"n_group": 3, "topk_group": 2, "n_shared_experts": 2, "routed_scaling_factor": 1.5}
 LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4}
+LLAMA4 = {"num_local_experts": EXPERTS, "head_dim": 8, "intermediate_size_mlp": 14, "no_rope_layer_interval": 2}
+LLAMA4 |= {"attention_chunk_size": 4, "floor_scale": 4, "attn_scale": 0.8}
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "sliding_window": None},
     "olmoe": {"num_experts": EXPERTS},
@@ -44,6 +46,9 @@ CASES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "linear_num_value_heads": 4}
     | {"linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 6},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
+    "llama4_text": LLAMA4 | {"interleave_moe_layer_step": 2, "rope_parameters": LLAMA3},
+    "llama4_text-even": LLAMA4 | {"attention_chunk_size": 3, "use_qk_norm": False, "attn_temperature_tuning": False},
+    "llama4_text-yarn": LLAMA4 | {"moe_layers": [0], "rope_parameters": YARN},
 }
 
 

@@ -23,7 +23,7 @@ from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 TYPES = tuple(SHAPES)
-QUICK, SLOW, ALL = range(28, 42), 84, 210  # 2, 12 and 30 of each type
+QUICK, SLOW, ALL = range(32, 48), 96, 240  # 2, 12 and 30 of each type
 BALANCED = ExpertTraining(sequence_balance=0.1, expert_bias_rate=0.01)
 
 
