@@ -55,16 +55,18 @@ class WholeAttention:
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
         is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
         window = part.window if part.window is not None and part.window < seq_len else None
-        self._window, self._chunk = (None, window) if part.chunked else (window, None)
-        self._is_even = self._chunk is None or seq_len % self._chunk == 0
+        self._window = None if part.chunked else window
+        self._chunk = window if part.chunked else None
+        is_even = self._chunk is None or seq_len % self._chunk == 0
         # What no kernel of torch computes: sinks, capped scores, and values of another width than keys without a copy.
-        (self._block,) = blocks([(0, seq_len)], [(0, seq_len)], self._window, scores)
         self._is_plain = not part.sinks and scores.cap is None and part.v_dim == part.qk_dim
+        self._blocks = blocks([(0, seq_len)], [(0, seq_len)], self._window, scores, self._chunk)
         self._scale = scores.scale
         self._has_flash = self._is_plain and has_flash_attention(like.device, like.dtype, part.qk_dim)
         self._like = like
         self._seq_len, self._is_grouped = seq_len, is_grouped
-        assert self._is_plain or self._chunk is None, "no type has both"
+        self._is_cut = self._window is not None or not is_even
+        self._is_in_blocks = not self._is_plain or not (is_even or self._has_flash)
         self._mask: Tensor | None = None
         if self._window is not None and self._is_plain and not self._has_flash:
             self._mask = self._added(self._seen())
@@ -80,14 +82,14 @@ class WholeAttention:
         """All tokens, of the rank's heads."""
         if not self._meets:
             return q_tbnd.flatten(2)
-        if not self._is_plain and documents is None:
-            return applied(_BlockAttention, self._block, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
+        if self._is_in_blocks and documents is None:
+            return applied(_BlockAttention, self._blocks, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
         mask = None if self._has_flash else self._mask if documents is None else documents
         # Kernels of GPUs with a mask know no groups.
         is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
         if not is_grouped:
             k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
-        if self._has_flash and not (self._window is None and self._is_even and documents is None):
+        if self._has_flash and (self._is_cut or documents is not None):
             return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
         if self._chunk is not None and documents is None:
             return self._of_chunks(self._chunk, (q_tbnd, k_tbnd, v_tbnd), is_grouped)
@@ -102,16 +104,12 @@ class WholeAttention:
         return found.permute(2, 0, 1, 3).flatten(2)
 
     def _of_chunks(self, chunk: int, qkv_tbnd: Sequence[Tensor], is_grouped: bool) -> Tensor:
-        """Each chunk is a sample, whose heads are those of all samples: views. The last one may be shorter."""
-        num_samples, whole, made = qkv_tbnd[0].shape[1], self._seq_len - self._seq_len % chunk, []
-        for first, end, length in ((0, whole, chunk), (whole, self._seq_len, self._seq_len - whole)):
-            if end > first:
-                of_chunks = [
-                    x[first:end].flatten(1, 2).unflatten(0, (-1, length)).transpose(0, 1) for x in qkv_tbnd
-                ]
-                values = self._fused(of_chunks, None, is_grouped)
-                made.append(values.transpose(0, 1).reshape(end - first, num_samples, -1))
-        return made[0] if len(made) == 1 else torch.cat(made)
+        """Each chunk is a sample, whose heads are those of all samples: views."""
+        num_tokens, num_samples = qkv_tbnd[0].shape[:2]
+        rows = [x.flatten(1, 2) for x in qkv_tbnd]
+        of_chunks = [x.view(-1, chunk, *x.shape[1:]).transpose(0, 1) for x in rows]
+        values = self._fused(of_chunks, None, is_grouped)
+        return values.transpose(0, 1).reshape(num_tokens, num_samples, -1)
 
     def _of_any_lengths(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, borders: Tensor | None) -> Tensor:
         """Samples one after another: each of their documents, chunks, or each sample, is a sequence of its own."""
@@ -161,35 +159,43 @@ class WholeAttention:
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention of one block [T, B, n, D] with products in pieces, of which no scores are kept; `meets` are the
-    key-value heads that query heads meet. A sink is one more key, whose value is zero."""
+    """Attention [T, B, n, D] of blocks, each token in one, with products in pieces, of which no scores are kept;
+    `meets` are the key-value heads that query heads meet. A sink is one more key, whose value is zero."""
 
     @staticmethod
     def forward(
-        ctx: Any, block: Block, meets: list[int], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        ctx: Any, cover: list[Block], meets: list[int], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        queries, keys, values = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        made, lse = attend(block, queries, keys[:, meets], values[:, meets])
-        if sinks is not None:
-            whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
         # As the projection that follows reads it: it saves the same storage.
-        out = q.new_empty(*q.shape[:3], v.shape[3])
-        out.copy_(made.permute(2, 0, 1, 3))
-        ctx.block, ctx.meets = block, meets
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        out, lses = q.new_empty(*q.shape[:3], v.shape[3]), []
+        for block in cover:
+            queries, keys, values = (x[slice(*block.queries)].permute(1, 2, 0, 3) for x in (q, k, v))
+            made, lse = attend(block, queries, keys[:, meets], values[:, meets])
+            if sinks is not None:
+                whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+                made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
+            out[slice(*block.queries)].copy_(made.permute(2, 0, 1, 3))
+            lses.append(lse)
+        ctx.cover, ctx.meets = cover, meets
+        ctx.save_for_backward(q, k, v, sinks, out, torch.cat(lses, -1))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out_tbnd, lse = ctx.saved_tensors
-        queries, keys, values, out, grad = (x.permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
-        of_q, of_k, of_v = attend_backward(
-            ctx.block, grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse
-        )
-        sums = [torch.zeros(x.shape, dtype=of_k.dtype, device=q.device) for x in (keys, values)]
-        for whole, of_x in zip(sums, (of_k, of_v), strict=True):
-            for head, kv_head in enumerate(ctx.meets):
-                whole[:, kv_head] += of_x[:, head]
-        of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
-        return None, None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_q, *sums)), of_sinks
+        of_qkv = [torch.empty_like(x) for x in (q, k, v)]
+        of_sinks = None if sinks is None else torch.zeros_like(sinks)
+        for block in ctx.cover:
+            at = slice(*block.queries)
+            queries, keys, values, out, grad = (x[at].permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
+            given = grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse[..., at]
+            of_q, *of_both = attend_backward(block, *given)
+            sums = [of_x.new_zeros(x.shape) for of_x, x in zip(of_both, (keys, values), strict=True)]
+            for whole, of_x in zip(sums, of_both, strict=True):
+                for head, kv_head in enumerate(ctx.meets):
+                    whole[:, kv_head] += of_x[:, head]
+            for whole, of_x in zip(of_qkv, (of_q, *sums), strict=True):
+                whole[at].copy_(of_x.permute(2, 0, 1, 3))
+            if of_sinks is not None:
+                of_sinks += sink_gradient(sinks, grad, out, lse[..., at])
+        return None, None, *of_qkv, of_sinks

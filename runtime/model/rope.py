@@ -39,7 +39,7 @@ class Rope:
 
     def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_interleaved:
-            q, k = (x.unflatten(-1, (-1, 2)).mT.flatten(-2) for x in (q, k))
+            q, k = (x.view(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q, k))
         return rotated(self._cos, self._sin, q, k)
 
 

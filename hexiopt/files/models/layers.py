@@ -111,7 +111,7 @@ def _words(reader: FactReader, kind: ModelType, values: Mapping[str, Any], has_e
         on = mixers.switch is None or is_on(section, mixers.switch)
         window = reader.fact("attention_window", mixers.window, {}) if on else None
         if window is None and mixers.chunked and WINDOW in words:
-            section.fail(mixers.window.names[0], "is no number of tokens; state those of a chunk")
+            raise InputError(f"{section.at(mixers.window.names[0])}: is null; state the tokens of a chunk")
         if window is None or not on:
             words = [FULL if word == WINDOW else word for word in words]
     placed = placing(section, kind.placement, len(words)) if kind.experts else []

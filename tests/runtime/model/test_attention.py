@@ -112,9 +112,14 @@ def test_chunks_are_those_of_a_mask(
 
 
 def test_chunks_are_computed_without_a_mask_or_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many pairs as are priced, of views of what is given."""
-    chunked = WholeAttention(replace(PART, window=3, chunked=True), RankShard(), TOKENS, LIKE)
-    inputs, pairs = drawn(RankShard()), 0.0
+    """As many pairs as are priced, of views of what is given; where the last one is shorter, of a block each."""
+    part, pairs = replace(PART, window=3, chunked=True), 0.0
+    uneven = WholeAttention(part, RankShard(), TOKENS, LIKE)
+    assert all(block.is_causal for block in uneven._blocks)
+    lengths = [end - first for first, end in (block.keys for block in uneven._blocks)]
+    assert sum(0.5 * length**2 for length in lengths) == part.pairs(TOKENS)
+    chunked = WholeAttention(part, RankShard(), TOKENS - 1, LIKE)
+    inputs = [x[: TOKENS - 1] for x in drawn(RankShard())]
     attend = functional.scaled_dot_product_attention
 
     def counted(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
@@ -126,7 +131,7 @@ def test_chunks_are_computed_without_a_mask_or_copies(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
     chunked(*inputs)
-    assert pairs == SAMPLES * PART.heads * replace(PART, window=3, chunked=True).pairs(TOKENS)
+    assert pairs == SAMPLES * PART.heads * part.pairs(TOKENS - 1)
 
 
 @pytest.mark.parametrize("sees", [{}, {"window": 2}, {"window": 2, "chunked": True}])

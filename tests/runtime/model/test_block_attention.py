@@ -29,9 +29,7 @@ def two_shards(draw: st.DrawFn) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
 
 
 @given(two_shards(), st.integers(1, TOKENS))
-def test_every_pair_of_a_chunk_is_in_one_block(
-    shards: tuple[tuple[Range, ...], tuple[Range, ...]], chunk: int
-) -> None:
+def test_every_pair_of_a_chunk_is_in_one_block(shards: tuple[tuple[Range, ...], tuple[Range, ...]], chunk: int) -> None:
     queries, keys = ([token for run in runs for token in range(*run)] for runs in shards)
     met = torch.zeros(len(queries), len(keys), dtype=torch.int64)
     for block in blocks(*shards, chunk=chunk):

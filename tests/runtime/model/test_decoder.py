@@ -67,7 +67,8 @@ LATENT = {
     "v_head_dim": 5,
     "num_key_value_heads": 6,
 }
-CHUNKS = {"num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [], "intermediate_size_mlp": 20, "head_dim": 8, "no_rope_layer_interval": 2}
+CHUNKS = {"num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [], "intermediate_size_mlp": 20}
+CHUNKS |= {"head_dim": 8, "no_rope_layer_interval": 2}
 CHUNKS |= {"attention_chunk_size": 4, "floor_scale": 4, "attn_scale": 0.8}
 CASES: dict[str, dict[str, Any]] = {
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
