@@ -159,7 +159,18 @@ def test_peft_computes_the_loss_that_was_trained(model: ModelSpec, base: Path, w
     assert _loss(with_adapter, model, 3) == pytest.approx(ours, rel=1e-5)
 
 
-KINDS = ["qwen2_moe", "nemotron_h", "bamba", "olmo2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next", "gemma3_text"]
+KINDS = [
+    "qwen2_moe",
+    "nemotron_h",
+    "bamba",
+    "olmo2",
+    "mixtral",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_next",
+    "gemma3_text",
+    "llama4_text",
+]
 
 
 @pytest.mark.parametrize("case", slow_but(KINDS[:3], KINDS))
