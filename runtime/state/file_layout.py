@@ -63,6 +63,9 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
     "mixtral": _TypeLayout({"mlp": "block_sparse_moe"}, experts=("w1", "w3", "w2")),
     "qwen2_moe": _TypeLayout({"shared_experts": "shared_expert"}),
     "gpt_oss": _TypeLayout({"gate": "router"}, experts=_IN_TURNS),
+    "exaone4": _TypeLayout(_AFTER),
+    "flex_olmo": _TypeLayout(_AFTER),
+    "vaultgemma": _TypeLayout({"post_attention_layernorm": "pre_feedforward_layernorm"}),
     "llama4_text": _TypeLayout(
         {"mlp": "feed_forward", "gate": "router", "shared_experts": "shared_expert"}, experts=_IN_HALVES
     ),
@@ -104,6 +107,8 @@ _CLASSES = {
     "granite_swa": "GraniteSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
+    "vaultgemma": "VaultGemmaForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
 }
 
 

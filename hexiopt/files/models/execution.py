@@ -166,6 +166,22 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "temperature": Tuning(),
             "router": Router(RouterRule(SIGMOID), ()),
         },
+        "cwm": {},
+        "ministral": {},
+        "gemma": {"unit_norms": True, "embedding_scale": _root_of_width},
+        "vaultgemma": _GEMMA
+        | {"score_cap": Stated("attn_logit_softcapping"), "logit_cap": Stated("final_logit_softcapping")},
+        "helium": {"rope_interleaved": True},
+        "ernie4_5": {"rope_interleaved": True},
+        "exaone4": {"norms_after": True},
+        "flex_olmo": {"norms_after": True} | _PLAIN_ROUTER,
+        "mellum": _PLAIN_ROUTER,
+        "dots1": {"router": Router(RouterRule(SIGMOID, has_bias=True), tuple(_ROUTER))},
+        "solar_open": {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))},
+        "glm4_moe_lite": {
+            "rope_interleaved": Switch("rope_interleave", True),
+            "router": Router(RouterRule(SIGMOID, True, 1.8, has_bias=True), tuple(_ROUTER)),
+        },
     }
 )
 """The types that are trained, by Hugging Face's names, and the facts in which each differs from Llama."""
@@ -173,8 +189,8 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
 _WINDOW_THETA = {"gemma3_text": Stated("rope_local_base_freq", 10_000.0)}
 """The base of RoPE in layers with windows, which scale no frequencies, of types that state one for all others."""
 _UNSCALED_WINDOWS = ("gemma3_text", "olmo3")
-_ROTATED_WINDOWS = ("llama4_text",)
-"""Types that rotate no queries and keys of layers that attend to all tokens."""
+_ROTATED_WINDOWS = {"llama4_text": "attention_chunk_size", "exaone4": "sliding_window"}
+"""Types that rotate no queries and keys of layers that attend to all tokens, unless this key is null."""
 
 _NUMBERS = {
     "factor": "factor",
@@ -245,14 +261,15 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
     thetas = config.raw("layer_rope_theta", None)
     if kind == "granite_swa" and isinstance(thetas, list) and set(thetas) != {full.theta}:
         config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
-    if kind in _ROTATED_WINDOWS:
-        return None, window
-    if window != full and not model.layers:
+    key = _ROTATED_WINDOWS.get(kind)
+    is_rotated = key is None or (key in config and config.raw(key, None) is None)
+    of_all = full if is_rotated else None
+    if window != of_all and not model.layers:
         raise InputError(
             f"model {model.name}: layers with and without windows rotate positions differently, and no window is "
             "shorter than max_position_embeddings; state a shorter one"
         )
-    return full, window
+    return of_all, window
 
 
 def _rotation(rope: Section, model: ModelSpec, usual: Mapping[str, Any]) -> Rotation:

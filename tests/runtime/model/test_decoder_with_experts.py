@@ -46,6 +46,16 @@ CASES: dict[str, dict[str, Any]] = {
     | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "linear_num_value_heads": 4}
     | {"linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 6},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
+    "flex_olmo": {"num_experts": EXPERTS, "pad_token_id": None},
+    "mellum": {"num_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 8, "sliding_window": 3}
+    | {"layer_types": ["sliding_attention", "full_attention"], "norm_topk_prob": True},
+    "dots1": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 4, "first_k_dense_replace": 1}
+    | GROUPS,
+    "solar_open": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 8} | GROUPS,
+    "glm4_moe_lite": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "num_key_value_heads": 6}
+    | {"mlp_layer_types": ["dense", "sparse"], "num_nextn_predict_layers": 0}
+    | GROUPS
+    | LATENT,
     "llama4_text": LLAMA4 | {"interleave_moe_layer_step": 2, "rope_parameters": LLAMA3},
     "llama4_text-even": LLAMA4 | {"attention_chunk_size": 3, "use_qk_norm": False, "attn_temperature_tuning": False},
     "llama4_text-yarn": LLAMA4 | {"moe_layers": [0], "rope_parameters": YARN},
