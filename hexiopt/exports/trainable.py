@@ -87,8 +87,7 @@ def _features(part: Mixer | Channels) -> list[str]:
     match part:
         case Attention():
             features = {
-                "attention to chunks of the sequence": part.chunked,
-                f"qk_norm {part.qk_norm}": part.qk_norm not in ("none", "head", "whole"),
+                f"qk_norm {part.qk_norm}": part.qk_norm not in ("none", "plain", "head", "whole"),
                 "bias of the norm of queries and keys": part.qk_norm != "none" and part.qk_norm_vectors != 1,
                 "one projection for keys and values": part.keys_are_values,
             }

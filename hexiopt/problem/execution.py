@@ -30,6 +30,18 @@ class Rotation:
 
 
 RULES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """By what queries of later tokens are multiplied, against attention that spreads over ever more keys: by
+    1 + `scale` · ln(1 + ⌊n / `tokens`⌋) that of the n-th token of a sequence (Llama 4, after Nakanishi, arXiv
+    2501.19399)."""
+
+    tokens: float
+    scale: float
+
+
 SOFTMAX, SIGMOID, OF_CHOSEN = "softmax", "sigmoid", "softmax of the chosen"
 
 
@@ -60,7 +72,9 @@ class Execution:
     rotation: Rotation | None = field(default_factory=Rotation)
     """Of layers that attend to all tokens; None: positions are not used."""
     window_rotation: Rotation | None = None
-    """Of layers with windows; None: as `rotation`."""
+    """Of layers with windows or chunks; None: as `rotation`."""
+    temperature: Temperature | None = None
+    """Of layers that are not rotated."""
     rope_interleaved: bool = False
     """A rotation turns neighbouring values, not those of two halves."""
     score_scale: float | None = None

@@ -205,6 +205,8 @@ class Experts(Part):
     """Trained vectors of hidden_size by which the router scales its input (Gemma 4)."""
     expert_scales: bool = False
     """A trained factor of each expert's output (Gemma 4)."""
+    scales_input: bool = False
+    """The router's weights multiply what experts read, not what they make (Llama 4)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

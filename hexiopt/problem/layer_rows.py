@@ -254,7 +254,7 @@ class _Rows:
                 routed=True,
                 weights=Split(experts=part.ffn_size * width),
                 vectors=Split(experts=part.bias * width),
-                stores=Split(width),
+                stores=Split(width * (not part.scales_input)),
             ),
         ]
         if part.latent:

@@ -4,6 +4,7 @@ Shapes: T tokens, B samples, n query heads, D head size. Borders of documents ar
 laid one sample after another: int32, from 0 to B · T.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +46,7 @@ class WholeAttention:
 
     Fused attention of a GPU that has it is asked for by name (`fused_attention`); a window and documents take the
     kernel of flash attention for sequences of any lengths. Elsewhere torch chooses, and a window shorter than the
-    sequence is a mask [T, T], added to scores; documents are one for each sample.
+    sequence is a mask [T, T], added to scores; documents are one for each sample. Chunks are sequences of their own.
     """
 
     def __init__(self, part: Attention, shard: RankShard, seq_len: int, like: Tensor, scores: Scores = PLAIN) -> None:
@@ -53,14 +54,19 @@ class WholeAttention:
         self._meets, count = shard.meets(part.heads, part.kv_heads), end - first
         # Equally many for each: attention reads them in place. Otherwise they are copied, one for each query head.
         is_grouped = self._meets == [k for k in range(count) for _ in range(len(self._meets) // count)]
-        self._window = part.window if part.window is not None and part.window < seq_len else None
+        window = part.window if part.window is not None and part.window < seq_len else None
+        self._window = None if part.chunked else window
+        self._chunk = window if part.chunked else None
+        is_even = self._chunk is None or seq_len % self._chunk == 0
         # What no kernel of torch computes: sinks, capped scores, and values of another width than keys without a copy.
-        (self._block,) = blocks([(0, seq_len)], [(0, seq_len)], self._window, scores)
         self._is_plain = not part.sinks and scores.cap is None and part.v_dim == part.qk_dim
+        self._blocks = blocks([(0, seq_len)], [(0, seq_len)], self._window, scores, self._chunk)
         self._scale = scores.scale
         self._has_flash = self._is_plain and has_flash_attention(like.device, like.dtype, part.qk_dim)
         self._like = like
         self._seq_len, self._is_grouped = seq_len, is_grouped
+        self._is_cut = self._window is not None or not is_even
+        self._is_in_blocks = not self._is_plain or not (is_even or self._has_flash)
         self._mask: Tensor | None = None
         if self._window is not None and self._is_plain and not self._has_flash:
             self._mask = self._added(self._seen())
@@ -76,28 +82,41 @@ class WholeAttention:
         """All tokens, of the rank's heads."""
         if not self._meets:
             return q_tbnd.flatten(2)
-        if not self._is_plain and documents is None:
-            return applied(_BlockAttention, self._block, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
+        if self._is_in_blocks and documents is None:
+            return applied(_BlockAttention, self._blocks, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
         mask = None if self._has_flash else self._mask if documents is None else documents
         # Kernels of GPUs with a mask know no groups.
         is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
         if not is_grouped:
             k_tbnd, v_tbnd = k_tbnd[:, :, self._meets], v_tbnd[:, :, self._meets]
-        if self._has_flash and (self._window is not None or documents is not None):
+        if self._has_flash and (self._is_cut or documents is not None):
             return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_tbnd, k_tbnd, v_tbnd))  # samples, heads, tokens, head size
+        if self._chunk is not None and documents is None:
+            return self._of_chunks(self._chunk, (q_tbnd, k_tbnd, v_tbnd), is_grouped)
+        return self._fused((q_tbnd, k_tbnd, v_tbnd), mask, is_grouped)
+
+    def _fused(self, qkv_tbnd: Sequence[Tensor], mask: Tensor | None, is_grouped: bool) -> Tensor:
+        q, k, v = (x.permute(1, 2, 0, 3) for x in qkv_tbnd)  # samples, heads, tokens, head size
         with fused_attention(q.device, q.dtype, q.shape[-1]):
             found = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped, scale=self._scale
             )
         return found.permute(2, 0, 1, 3).flatten(2)
 
+    def _of_chunks(self, chunk: int, qkv_tbnd: Sequence[Tensor], is_grouped: bool) -> Tensor:
+        """Each chunk is a sample, whose heads are those of all samples: views."""
+        num_tokens, num_samples = qkv_tbnd[0].shape[:2]
+        rows = [x.flatten(1, 2) for x in qkv_tbnd]
+        of_chunks = [x.view(-1, chunk, *x.shape[1:]).transpose(0, 1) for x in rows]
+        values = self._fused(of_chunks, None, is_grouped)
+        return values.transpose(0, 1).reshape(num_tokens, num_samples, -1)
+
     def _of_any_lengths(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, borders: Tensor | None) -> Tensor:
-        """Samples one after another: each of their documents, or each sample, is a sequence of its own."""
+        """Samples one after another: each of their documents, chunks, or each sample, is a sequence of its own."""
         num_tokens, num_samples = q_tbnd.shape[:2]
         q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (q_tbnd, k_tbnd, v_tbnd))
         if borders is None:
-            borders = num_tokens * torch.arange(num_samples + 1, dtype=torch.int32, device=q.device)
+            borders = self._borders(num_samples)
         # How many tokens before (-1: all) and after its own each one sees.
         back, grouped = (-1 if self._window is None else self._window - 1, 0), self._is_grouped
         found = varlen_attn(
@@ -107,20 +126,31 @@ class WholeAttention:
         return found.view(num_samples, num_tokens, -1).transpose(0, 1)
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
-        """For flash attention the borders themselves, else a mask [B, 1, T, T]."""
+        """For flash attention the borders themselves, with those of chunks, else a mask [B, 1, T, T]."""
         if self._has_flash:
             from torch._dynamo import maybe_mark_dynamic  # only here, as importing it takes seconds
 
+            if self._chunk is not None:
+                borders = torch.cat([borders, self._borders(num_samples)]).sort().values
             maybe_mark_dynamic(borders, 0)  # one compiled graph for any number of documents
             return borders
         tokens = torch.arange(num_samples * self._seq_len, dtype=borders.dtype, device=borders.device)
         of_token = torch.searchsorted(borders, tokens, right=True).view(num_samples, self._seq_len)
         return self._added((of_token[:, None, :, None] == of_token[:, None, None, :]) & self._seen())
 
+    def _borders(self, num_samples: int) -> Tensor:
+        """Where chunks begin, or whole samples, and the end."""
+        device, end = self._like.device, num_samples * self._seq_len
+        starts = torch.arange(0, self._seq_len, self._chunk or self._seq_len, dtype=torch.int32, device=device)
+        samples = torch.arange(0, end + 1, self._seq_len, dtype=torch.int32, device=device)
+        return (samples[:, None] + starts).flatten()[: len(starts) * num_samples + 1]
+
     def _seen(self) -> Tensor:
         """Which keys a query sees in a document without end [T, T]."""
         at = torch.arange(self._seq_len, device=self._like.device)
         back = at[:, None] - at
+        if self._chunk is not None:
+            return (back >= 0) & (back <= at[:, None] % self._chunk)
         return back >= 0 if self._window is None else (back >= 0) & (back < self._window)
 
     def _added(self, seen: Tensor) -> Tensor:
@@ -129,35 +159,43 @@ class WholeAttention:
 
 
 class _BlockAttention(torch.autograd.Function):
-    """Attention of one block [T, B, n, D] with products in pieces, of which no scores are kept; `meets` are the
-    key-value heads that query heads meet. A sink is one more key, whose value is zero."""
+    """Attention [T, B, n, D] of blocks, each token in one, with products in pieces, of which no scores are kept;
+    `meets` are the key-value heads that query heads meet. A sink is one more key, whose value is zero."""
 
     @staticmethod
     def forward(
-        ctx: Any, block: Block, meets: list[int], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        ctx: Any, cover: list[Block], meets: list[int], q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        queries, keys, values = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        made, lse = attend(block, queries, keys[:, meets], values[:, meets])
-        if sinks is not None:
-            whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-            made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
         # As the projection that follows reads it: it saves the same storage.
-        out = q.new_empty(*q.shape[:3], v.shape[3])
-        out.copy_(made.permute(2, 0, 1, 3))
-        ctx.block, ctx.meets = block, meets
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        out, lses = q.new_empty(*q.shape[:3], v.shape[3]), []
+        for block in cover:
+            queries, keys, values = (x[slice(*block.queries)].permute(1, 2, 0, 3) for x in (q, k, v))
+            made, lse = attend(block, queries, keys[:, meets], values[:, meets])
+            if sinks is not None:
+                whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+                made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
+            out[slice(*block.queries)].copy_(made.permute(2, 0, 1, 3))
+            lses.append(lse)
+        ctx.cover, ctx.meets = cover, meets
+        ctx.save_for_backward(q, k, v, sinks, out, torch.cat(lses, -1))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out_tbnd, lse = ctx.saved_tensors
-        queries, keys, values, out, grad = (x.permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
-        of_q, of_k, of_v = attend_backward(
-            ctx.block, grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse
-        )
-        sums = [torch.zeros(x.shape, dtype=of_k.dtype, device=q.device) for x in (keys, values)]
-        for whole, of_x in zip(sums, (of_k, of_v), strict=True):
-            for head, kv_head in enumerate(ctx.meets):
-                whole[:, kv_head] += of_x[:, head]
-        of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
-        return None, None, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_q, *sums)), of_sinks
+        of_qkv = [torch.empty_like(x) for x in (q, k, v)]
+        of_sinks = None if sinks is None else torch.zeros_like(sinks)
+        for block in ctx.cover:
+            at = slice(*block.queries)
+            queries, keys, values, out, grad = (x[at].permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
+            given = grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse[..., at]
+            of_q, *of_both = attend_backward(block, *given)
+            sums = [of_x.new_zeros(x.shape) for of_x, x in zip(of_both, (keys, values), strict=True)]
+            for whole, of_x in zip(sums, of_both, strict=True):
+                for head, kv_head in enumerate(ctx.meets):
+                    whole[:, kv_head] += of_x[:, head]
+            for whole, of_x in zip(of_qkv, (of_q, *sums), strict=True):
+                whole[at].copy_(of_x.permute(2, 0, 1, 3))
+            if of_sinks is not None:
+                of_sinks += sink_gradient(sinks, grad, out, lse[..., at])
+        return None, None, *of_qkv, of_sinks

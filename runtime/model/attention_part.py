@@ -15,7 +15,7 @@ from runtime.model.attention import AttentionCall
 from runtime.model.cut_norms import CutWidth, cut_rms_norms
 from runtime.model.functions import recomputed, rms_norm
 from runtime.model.projections import Weights, columns, row
-from runtime.model.rope import Rope
+from runtime.model.rope import QueryScale, Rope
 from runtime.model.tensor_parallel import RankTpGroup
 
 _LATENT_EPS = 1e-6  # of the norms of latent vectors, in transformers whatever the model's
@@ -23,7 +23,7 @@ _LATENT_EPS = 1e-6  # of the norms of latent vectors, in transformers whatever t
 
 class AttentionPart:
     """What a rank computes of the attention `part` of a layer, of which it holds `shard`: `attend` does its heads, or
-    its tokens. Without a `rope` positions are not used."""
+    its tokens. Without a `rope` positions are not used; norms without weights come after it (Llama 4)."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class AttentionPart:
         execution: Execution,
         norm_eps: float,
         tp: RankTpGroup,
-        rope: Rope | None,
+        rope: Rope | QueryScale | None,
         attend: AttentionCall,
     ) -> None:
         self._part, self._execution, self._norm_eps = part, execution, norm_eps
@@ -73,6 +73,8 @@ class AttentionPart:
             q, k = self._normed(own, "q_norm", q), self._normed(own, "k_norm", k)
         if self._rope is not None:
             q, k = self._rope(q, k)
+        if part.qk_norm == "plain":
+            q, k = (rms_norm(x, None, self._norm_eps) for x in (q, k))
         return q, k, v, gate
 
     def _of_latent(self, own: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,8 +94,6 @@ class AttentionPart:
         k, v = _heads(both, plain + part.v_dim).split_with_sizes([plain, part.v_dim], dim=-1)
         q, q_turned = _heads(q, part.qk_dim).split_with_sizes([plain, part.rope_dim], dim=-1)
         k_turned = shared.unsqueeze(2)
-        if self._execution.rope_interleaved:
-            q_turned, k_turned = (x.view(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q_turned, k_turned))
         if self._rope is not None:
             q_turned, k_turned = self._rope(q_turned, k_turned)
         k = torch.cat([k, k_turned.expand(*k.shape[:3], -1)], dim=-1)

@@ -11,6 +11,7 @@ that are not of the inputs' type are of max(float32, it).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from typing import NamedTuple
 
@@ -90,24 +91,29 @@ def blocks(
     keys: Sequence[Range],
     window: int | None = None,
     scores: Scores = PLAIN,
+    chunk: int | None = None,
 ) -> list[Block]:
-    """The blocks of runs of tokens in which any query sees any key; rows count from the first token of all runs.
+    """The blocks of runs of tokens in which any query sees any key; rows count from the first token of all runs. With
+    a `chunk` tokens see those of their own one alone.
 
     Those on the diagonal come first: they give every query that has one a finite log-sum-exp.
     """
     found = []
-    for first, q_rows in zip(queries, _rows(queries), strict=True):
-        for other, k_rows in zip(keys, _rows(keys), strict=True):
-            block = Block(q_rows, k_rows, first[0] - other[0], window, scores)
-            if not block.is_empty:
+    for first, q_rows in _rows(queries, chunk):
+        for other, k_rows in _rows(keys, chunk):
+            block = Block(q_rows, k_rows, first - other, window, scores)
+            if not block.is_empty and (chunk is None or first // chunk == other // chunk):
                 found.append(block)
     return sorted(found, key=lambda block: block.lead != 0)
 
 
-def _rows(runs: Sequence[Range]) -> Iterator[Range]:
+def _rows(runs: Sequence[Range], chunk: int | None) -> Iterator[tuple[int, Range]]:
+    """The first token of each run, which is cut where chunks end, and its rows."""
     at = 0
     for first, end in runs:
-        yield at, at + end - first
+        cuts = [] if chunk is None else range((first // chunk + 1) * chunk, end, chunk)
+        for start, stop in pairwise([first, *cuts, end]):
+            yield start, (at + start - first, at + stop - first)
         at += end - first
 
 

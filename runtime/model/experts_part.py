@@ -51,9 +51,11 @@ class TokenExchange(Protocol):
         weights_nk: Tensor,
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
+        *,
+        scales_input: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The weighted sums over each token's experts [N, L], of which `run` computes the rank's own [R, L]; and what
-        is computed `meanwhile`."""
+        is computed `meanwhile`. With `scales_input` what experts read is weighted instead."""
         ...
 
 
@@ -74,9 +76,10 @@ class ExpertsPart:
     def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
         run, width = partial(self._run, own), self.part.width(x_tbh.shape[-1])
+        exchange = partial(self.exchange, scales_input=self.part.scales_input)
         if self.hosts:
             none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
-            return self.exchange(x_tbh.view(0, width), none, none.to(x_tbh.dtype), run)[0].view_as(x_tbh)
+            return exchange(x_tbh.view(0, width), none, none.to(x_tbh.dtype), run)[0].view_as(x_tbh)
         flat = x_tbh.flatten(0, 1)
         logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
         assert self.execution.router is not None
@@ -85,7 +88,7 @@ class ExpertsPart:
             self.loads.add(bias, choice.experts)
         meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
         rows = self._projected(own, x_tbh, LATENT_INWARD).flatten(0, 1)
-        sums, shared = self.exchange(rows, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile)
+        sums, shared = exchange(rows, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile)
         outer = self._projected(own, sums.view(*x_tbh.shape[:2], width), LATENT_OUTWARD)
         outer = outer if shared is None else outer + shared
         return outer if self.balance is None else self.balance.added(outer, choice)

@@ -52,9 +52,9 @@ def exact(x: Tensor) -> Tensor:
     return x if x.dtype in _EXACT else x.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, is_unit: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, is_unit: bool = False) -> Tensor:
     """Root mean square norm over the last dimension, in float32 or better. Keeps its input, and a scale a vector. A
-    weight may have more dimensions, the last ones of x.
+    weight, if there is one, may have more dimensions, the last ones of x.
 
     With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
     """
@@ -90,7 +90,7 @@ def as_type_of(x: Tensor, made: Tensor) -> Tensor:
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, is_unit: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, is_unit: bool) -> Tensor:
         whole = exact(x)
         scale = whole.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
@@ -105,14 +105,16 @@ class _RmsNorm(torch.autograd.Function):
         return as_type_of(x, of_x), of_weight, None, None
 
 
-def normed_by(x: Tensor, scale: Tensor, weight: Tensor, is_unit: bool) -> Tensor:
+def normed_by(x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool) -> Tensor:
     """x · scale · weight, or, with `is_unit`, · (1 + weight), in the type of x."""
     normed = exact(x) * scale
+    if weight is None:
+        return as_type_of(x, normed)
     return as_type_of(x, normed * (exact(weight) + 1)) if is_unit else weight * as_type_of(x, normed)
 
 
 def norm_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_unit: bool, is_trained: bool
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool, is_trained: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of `normed_by`: n = x · scale and the gradient g of n, both exact, and that of a weight that is trained.
 
@@ -120,6 +122,8 @@ def norm_gradients(
     (g - n · mean(g · n)) · scale.
     """
     normed = exact(x) * scale
+    if weight is None:
+        return normed, grad.to(normed.dtype, copy=True), None
     of_weight = (grad * as_type_of(x, normed)).flatten(0, -1 - weight.ndim).sum(0) if is_trained else None
     return normed, exact(grad) * (exact(weight) + 1) if is_unit else exact(grad * weight), of_weight
 

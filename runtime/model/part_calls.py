@@ -16,7 +16,7 @@ from runtime.model.attention_part import AttentionPart
 from runtime.model.block_attention import Scores
 from runtime.model.layer import DensePart, PartCall, no_part
 from runtime.model.recurrent_part import RecurrentPart
-from runtime.model.rope import Rope
+from runtime.model.rope import QueryScale, Rope
 from runtime.model.tensor_parallel import RankTpGroup
 
 
@@ -35,15 +35,20 @@ def part_calls(
     all of a sequence), and `route` what is computed of experts, where there are such.
     """
     seq_len, execution = sum(end - first for first, end in tokens), execution_of(model)
+    seq_end = max((end for _, end in tokens), default=0)
     ropes, calls = dict[tuple[Rotation, int], Rope](), dict[Part, PartCall]()
 
-    def rope(part: Attention) -> Rope | None:
+    def rope(part: Attention) -> Rope | QueryScale | None:
         rotation = execution.window_rotation if part.window is not None else None
         rotation = rotation or execution.rotation
         if rotation is None:
-            return None
+            tuned = execution.temperature
+            # The first tokens are as they are.
+            return QueryScale(tuned, tokens, like) if tuned is not None and seq_end >= tuned.tokens else None
         dim = int((part.rope_dim or part.qk_dim) * rotation.share)
-        return ropes.get((rotation, dim)) or ropes.setdefault((rotation, dim), Rope(rotation, dim, tokens, like))
+        if (rotation, dim) not in ropes:
+            ropes[rotation, dim] = Rope(rotation, dim, tokens, like, execution.rope_interleaved)
+        return ropes[rotation, dim]
 
     for part in dict.fromkeys(part for kind in layer_kinds(model) for part in kind.parts):
         match part:

@@ -1,4 +1,5 @@
-"""Rotary position embedding, its frequencies scaled for contexts longer than those first trained on."""
+"""What positions do to queries and keys: rotary embedding, its frequencies scaled for contexts longer than those first
+trained on, or a temperature."""
 
 from collections.abc import Sequence
 from math import ceil, floor, log, pi
@@ -7,32 +8,55 @@ import torch
 from torch import Tensor
 
 from hexiopt.files.models.execution import yarn_scale
-from hexiopt.problem.execution import Rotation
+from hexiopt.problem.execution import Rotation, Temperature
 from runtime.mapping.parts import Range
-from runtime.model.functions import rotated
+from runtime.model.functions import as_type_of, rotated
 
 
 class Rope:
     """The rotation of queries and keys [T, B, n, D] of runs of `tokens`: of the first `dim` of the D values, in
-    pairs of values of two halves. `like` has the type and device of its tables."""
+    pairs of values of two halves, or of neighbours, which it leaves in halves. `like` has the type and device of its
+    tables."""
 
-    def __init__(self, rotation: Rotation, dim: int, tokens: Sequence[Range], like: Tensor) -> None:
-        positions = torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
-        angle = positions[:, None] * frequencies(rotation, dim)
+    def __init__(
+        self, rotation: Rotation, dim: int, tokens: Sequence[Range], like: Tensor, is_interleaved: bool = False
+    ) -> None:
+        angle = _positions(tokens)[:, None] * frequencies(rotation, dim)
         both = torch.cat([angle, angle], dim=-1)
         # Of the halves swapped, the first one is the second one, negated.
         sin = torch.cat([-angle.sin(), angle.sin()], dim=-1)
         factor = attention_factor(rotation)
         self._cos, self._sin = ((factor * table).to(like)[:, None, None] for table in (both.cos(), sin))
-        self._dim = dim
+        self._dim, self._is_interleaved = dim, is_interleaved
 
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated by their positions."""
         if q_tbnd.shape[-1] == self._dim:
-            return rotated(self._cos, self._sin, q_tbnd, k_tbnd)
-        first = rotated(self._cos, self._sin, q_tbnd[..., : self._dim], k_tbnd[..., : self._dim])
+            return self._rotated(q_tbnd, k_tbnd)
+        first = self._rotated(q_tbnd[..., : self._dim], k_tbnd[..., : self._dim])
         q, k = (torch.cat([turned, x[..., self._dim :]], -1) for turned, x in zip(first, (q_tbnd, k_tbnd), strict=True))
         return q, k
+
+    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self._is_interleaved:
+            q, k = (x.view(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q, k))
+        return rotated(self._cos, self._sin, q, k)
+
+
+class QueryScale:
+    """Queries [T, B, n, D] of runs of `tokens` times the factors of a temperature; keys as they are."""
+
+    def __init__(self, temperature: Temperature, tokens: Sequence[Range], like: Tensor) -> None:
+        often = ((_positions(tokens) + 1) / temperature.tokens).floor()
+        self._factors = (temperature.scale * often.log1p() + 1).to(like.device)[:, None, None, None]
+
+    def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Rope` does."""
+        return as_type_of(q_tbnd, q_tbnd * self._factors), k_tbnd
+
+
+def _positions(tokens: Sequence[Range]) -> Tensor:
+    return torch.cat([torch.arange(*run, dtype=torch.float32) for run in tokens])
 
 
 def frequencies(rotation: Rotation, dim: int) -> Tensor:

@@ -32,7 +32,10 @@ def choose(logits_ne: Tensor, rule: RouterRule, top_k: int, bias_e: Tensor | Non
         weights, shares = logits_ne.gather(1, experts).softmax(-1), logits_ne.softmax(-1)
     else:
         scores = logits_ne.softmax(-1) if rule.scores == SOFTMAX else logits_ne.sigmoid()
-        wanted = scores.detach() if bias_e is None else scores.detach() + bias_e.detach()
+        if bias_e is None and rule.num_groups == 1:
+            wanted = logits_ne.detach()  # scores of unequal ones may round to the same
+        else:
+            wanted = scores.detach() if bias_e is None else scores.detach() + bias_e.detach()
         experts = _top(wanted if rule.num_groups == 1 else _limited(wanted, rule), top_k)
         weights = scores.gather(1, experts)
         shares = scores if rule.scores == SOFTMAX else scores / (scores.sum(-1, keepdim=True) + _TINY)

@@ -105,7 +105,8 @@ class RankSubRing:
         self.count, self._g, self._group = len(layout.groups), g, group
         runs = group_ranges(layout)
         self._lengths = [sum(end - first for first, end in own) for own in runs]
-        self._blocks = [blocks(runs[g], other, part.window, scores) for other in runs]
+        window, chunk = (None, part.window) if part.chunked else (part.window, None)
+        self._blocks = [blocks(runs[g], other, window, scores, chunk) for other in runs]
         heads = head_ranges(layout.groups[g].heads)[place]
         self.heads = slice(*heads)
         kv_heads = kv_range(heads, part.heads, part.kv_heads)

@@ -82,6 +82,8 @@ class CellExchange:
         weights_nk: Tensor,
         run: Callable[[Tensor, ExpertRows], Tensor],
         meanwhile: Callable[[], Tensor] | None = None,
+        *,
+        scales_input: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As of `runtime.model.experts_part.TokenExchange`."""
         turn = self._turn[experts_nk].flatten()
@@ -90,14 +92,21 @@ class CellExchange:
             copies, arrivals = self._filled(turn), self._fixed
         else:
             copies, arrivals, extra = self._counted(turn, meanwhile)
-        sent = applied(_Spread, x_nl, copies.source, copies.row, experts_nk.shape[1], copies.drops)
+        of_copies = copies.source, copies.row, copies.drops
+        if scales_input:
+            sent = applied(_Scaled, x_nl, weights_nk, *of_copies)
+        else:
+            sent = applied(_Spread, x_nl, copies.source, copies.row, experts_nk.shape[1], copies.drops)
         came = self._exchange(sent, copies.sent, copies.came)
         # A rank without experts keeps the graph: its backward joins the exchanges of the others.
         if arrivals.rows.counts:
             by_expert = applied(_Spread, came, arrivals.order, arrivals.back, 1, False)
             came = applied(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
         home = self._exchange(came, copies.came, copies.sent)
-        return applied(_WeightedSum, home, weights_nk, copies.source, copies.row, copies.drops), extra
+        if scales_input:
+            each = applied(_Spread, home, copies.row, copies.source, 1, copies.drops)
+            return each.view(*experts_nk.shape, each.shape[1]).sum(1), extra
+        return applied(_WeightedSum, home, weights_nk, *of_copies), extra
 
     def _counted(
         self, turn: Tensor, meanwhile: Callable[[], Tensor] | None
@@ -204,15 +213,44 @@ class _WeightedSum(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor, source: Tensor, row: Tensor, drops: bool) -> Tensor:
         ctx.save_for_backward(rows, weights, source, row)
         ctx.drops = drops
-        copies = _pick(rows, row, drops).view(*weights.shape, rows.shape[1])
-        return (weights.unsqueeze(1) @ copies).squeeze(1)
+        return _weighted_sums(rows, weights, row, drops)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         rows, weights, source, row = ctx.saved_tensors
-        (grad,) = grads
-        copies = _pick(rows, row, ctx.drops).view(*weights.shape, rows.shape[1])
-        of_weights = (copies @ grad.unsqueeze(-1)).squeeze(-1)
-        of_rows = _pick(grad, source // weights.shape[1], ctx.drops)
-        of_rows *= _pick(weights.flatten().unsqueeze(-1), source, ctx.drops)
-        return of_rows, of_weights, None, None, None
+        of_rows = _scaled_rows(grads[0], weights, source, ctx.drops)
+        return of_rows, _products(rows, grads[0], weights, row, ctx.drops), None, None, None
+
+
+class _Scaled(torch.autograd.Function):
+    """Rows of each token's k copies, times their weights: the transpose of `_WeightedSum`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, source: Tensor, row: Tensor, drops: bool) -> Tensor:
+        ctx.save_for_backward(x, weights, row)
+        ctx.drops = drops
+        return _scaled_rows(x, weights, source, drops)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x, weights, row = ctx.saved_tensors
+        of_x = _weighted_sums(grads[0], weights, row, ctx.drops)
+        return of_x, _products(grads[0], x, weights, row, ctx.drops), None, None, None
+
+
+def _scaled_rows(x: Tensor, weights: Tensor, source: Tensor, drops: bool) -> Tensor:
+    """[S, H]: of each copy weight · x."""
+    rows = _pick(x, source // weights.shape[1], drops)
+    return rows.mul_(_pick(weights.flatten().unsqueeze(-1), source, drops))
+
+
+def _weighted_sums(rows: Tensor, weights: Tensor, row: Tensor, drops: bool) -> Tensor:
+    """[N, H]: over each token's copies Σ weight · row."""
+    copies = _pick(rows, row, drops).view(*weights.shape, rows.shape[1])
+    return (weights.unsqueeze(1) @ copies).squeeze(1)
+
+
+def _products(rows: Tensor, x: Tensor, weights: Tensor, row: Tensor, drops: bool) -> Tensor:
+    """[N, k]: of each copy row · x."""
+    copies = _pick(rows, row, drops).view(*weights.shape, rows.shape[1])
+    return (copies @ x.unsqueeze(-1)).squeeze(-1)

@@ -27,6 +27,8 @@ from runtime.mapping.model_parts import (
 from runtime.mapping.parts import ParameterPart
 
 _ALL = slice(None)
+# Experts that are stacked: the columns of up after those of gate (Llama 4), or both in turns (gpt-oss).
+_IN_HALVES, _IN_TURNS = "in halves", "in turns"
 
 
 class _Fusion(NamedTuple):
@@ -41,12 +43,12 @@ class _Fusion(NamedTuple):
 class _TypeLayout(NamedTuple):
     """Of a type of models: the words of our names, one or several, that are others, of which the longest counts; stored
     tensors that hold several parameters; what gate (if there is one), up and down of an expert are called. Without such
-    names those of all experts are stacked as they are here; None: and transposed, the columns of gate and up in turns
-    (gpt-oss)."""
+    names those of all experts are stacked as they are here; a text: and transposed, the columns of gate and up in
+    halves or in turns."""
 
     words: Mapping[str, str] = MappingProxyType({})
     fusions: tuple[_Fusion, ...] = ()
-    experts: tuple[str, ...] | None = ("gate_proj", "up_proj", "down_proj")
+    experts: tuple[str, ...] | str = ("gate_proj", "up_proj", "down_proj")
 
 
 def _of_recurrence(names: str) -> tuple[str, ...]:
@@ -75,7 +77,13 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
     "olmo3": _TypeLayout(_AFTER),
     "mixtral": _TypeLayout({"mlp": "block_sparse_moe"}, experts=("w1", "w3", "w2")),
     "qwen2_moe": _TypeLayout({"shared_experts": "shared_expert"}),
-    "gpt_oss": _TypeLayout({"gate": "router"}, experts=None),
+    "gpt_oss": _TypeLayout({"gate": "router"}, experts=_IN_TURNS),
+    "exaone4": _TypeLayout(_AFTER),
+    "flex_olmo": _TypeLayout(_AFTER),
+    "vaultgemma": _TypeLayout({"post_attention_layernorm": "pre_feedforward_layernorm"}),
+    "llama4_text": _TypeLayout(
+        {"mlp": "feed_forward", "gate": "router", "shared_experts": "shared_expert"}, experts=_IN_HALVES
+    ),
     "bamba": _TypeLayout(
         {
             "recurrent": "mamba",
@@ -126,6 +134,9 @@ _CLASSES = {
     "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "vaultgemma": "VaultGemmaForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
 }
 
 
@@ -246,10 +257,11 @@ class FileLayout:
         if not kind.endswith((INWARD, OUTWARD)) or experts == ():
             return [StoredPiece(name, part.shape)]
         (count, rows, *columns), is_inward = part.shape, kind.endswith(INWARD)
-        is_fused = is_inward and (experts is None or len(experts) == 3)
+        is_stacked = isinstance(experts, str)
+        is_fused = is_inward and (is_stacked or len(experts) == 3)
         halves = [slice(0, rows // 2), slice(rows // 2, rows)] if is_fused else [_ALL]
-        if experts is None:
-            turns = [slice(0, None, 2), slice(1, None, 2)] if is_fused else [_ALL]
+        if is_stacked:
+            turns = [slice(0, None, 2), slice(1, None, 2)] if is_fused and experts == _IN_TURNS else halves
             shape = count, *columns, rows
             return [
                 StoredPiece(name, shape, (_ALL, half), turn, not is_bias)

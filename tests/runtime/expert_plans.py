@@ -27,6 +27,7 @@ SHAPES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"gated": False, "latent": 7, "latent_bias": True, "shared": 8, "shared_bias": True},
         {"n_group": 2, "topk_group": 1},
     ),
+    "llama4_text": ({"shared": 5, "scales_input": True}, {}),
 }
 """By types of Hugging Face: what their experts have, and what their files state of routers."""
 ATTENTIONS: dict[str, dict[str, object]] = {

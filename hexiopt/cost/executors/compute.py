@@ -209,8 +209,12 @@ def layer_compute(
         squares = tokens * workload.seq_len * parts * shard.heads
         computed = 0.5 * squares
         if attention.window is not None:
-            pairs = attention.pairs(workload.seq_len) / workload.seq_len + 0.5 * c.ATTENTION_BLOCK
-            computed = min(computed, tokens * shard.heads * pairs)
+            # A kernel computes whole blocks of keys at the ends of windows; chunks are sequences of their own.
+            beyond = 0.0 if attention.chunked else 0.5 * c.ATTENTION_BLOCK
+            pairs = attention.pairs(workload.seq_len) / workload.seq_len
+            computed = min(computed, tokens * shard.heads * (pairs + beyond))
+            if attention.chunked:
+                squares = 2.0 * computed
         blocks = Blocks(computed, squares, 1.0)
         attention_s = attention_times(
             clock, gpu.flash_attention, attention.pair_flops, workload.element_bytes, blocks, framework.attention_speed

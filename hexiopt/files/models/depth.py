@@ -40,6 +40,8 @@ def mixing(section: Section, mixers: Mixers | None, num_layers: int | None) -> l
         known |= {DENSE, EXPERTS}
     for name in ("layer_types",) if mixers is None else mixers.lists:
         words = _of_length(section, name, _words_under(section, name, known), num_layers)
+        if words and mixers is not None and mixers.chunked and words != _by_rule(section, mixers, num_layers or 0):
+            section.fail(name, "has chunks in other layers than rotary positions; state both for the same layers")
         if words:
             return [*words[:-1], FULL] if mixers is not None and mixers.last_is_full else words
     if num_layers is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hexiopt.errors import InputError
 from hexiopt.problem.architectures import DECODER, MAX_ROPE_THETA
-from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule
+from hexiopt.problem.execution import OF_CHOSEN, RULES, SIGMOID, Execution, Rotation, RouterRule, Temperature
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
 
@@ -61,6 +61,20 @@ class Limits:
         if len(limits) != 2 or not all(isinstance(limit, int | float) and limit >= 0 for limit in limits):
             config.fail(key, "is not two numbers from 0 on; state the least and the largest step")
         return float(limits[0]), float(limits[1])
+
+
+class Tuning:
+    """How queries of later tokens are scaled, where the file does not switch it off: Llama 4's keys."""
+
+    def of(self, config: Section) -> Temperature | None:
+        """The fact. Raises InputError."""
+        is_on = config.raw("attn_temperature_tuning", None)  # a number in the first files
+        if not isinstance(is_on, int | None):
+            config.fail("attn_temperature_tuning", "is not true or false; write one of them")
+        if is_on is not None and not is_on:
+            return None
+        tokens = config.number("floor_scale", above=0, at_most=MAX_ROPE_THETA, default=8192)
+        return Temperature(tokens, config.number("attn_scale", at_least=0, at_most=MAX_ROPE_THETA, default=0.1))
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,27 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "gate_alpha": Stated("swiglu_alpha", 1.702),
             "gate_limit": Stated("swiglu_limit", 7.0),
         },
+        "llama4_text": {
+            "rope_interleaved": True,
+            "temperature": Tuning(),
+            "router": Router(RouterRule(SIGMOID), ()),
+        },
+        "cwm": {},
+        "ministral": {},
+        "gemma": {"unit_norms": True, "embedding_scale": _root_of_width},
+        "vaultgemma": _GEMMA
+        | {"score_cap": Stated("attn_logit_softcapping"), "logit_cap": Stated("final_logit_softcapping")},
+        "helium": {"rope_interleaved": True},
+        "ernie4_5": {"rope_interleaved": True},
+        "exaone4": {"norms_after": True},
+        "flex_olmo": {"norms_after": True} | _PLAIN_ROUTER,
+        "mellum": _PLAIN_ROUTER,
+        "dots1": {"router": Router(RouterRule(SIGMOID, has_bias=True), tuple(_ROUTER))},
+        "solar_open": {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))},
+        "glm4_moe_lite": {
+            "rope_interleaved": Switch("rope_interleave", True),
+            "router": Router(RouterRule(SIGMOID, True, 1.8, has_bias=True), tuple(_ROUTER)),
+        },
     }
 )
 """The types that are trained, by Hugging Face's names, and the facts in which each differs from Llama."""
@@ -159,6 +194,8 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
 _WINDOW_THETA = {"gemma3_text": Stated("rope_local_base_freq", 10_000.0)}
 """The base of RoPE in layers with windows, which scale no frequencies, of types that state one for all others."""
 _UNSCALED_WINDOWS = ("gemma3_text", "olmo3")
+_ROTATED_WINDOWS = {"llama4_text": "attention_chunk_size", "exaone4": "sliding_window"}
+"""Types that rotate no queries and keys of layers that attend to all tokens, unless this key is null."""
 
 _NUMBERS = {
     "factor": "factor",
@@ -197,7 +234,7 @@ def _execution(kind: str, config: str, router: tuple[tuple[str, Any], ...], mode
     section = Section(json.loads(config) if config else {}, f"model {model.name}")
     values: dict[str, Any] = {}
     for name, fact in TRAINED[kind].items():
-        if isinstance(fact, Stated | Switch | Limits):
+        if isinstance(fact, Stated | Switch | Limits | Tuning):
             value = fact.of(section)
         else:
             value = fact(model) if callable(fact) else fact
@@ -229,12 +266,15 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
     thetas = config.raw("layer_rope_theta", None)
     if isinstance(thetas, list) and set(thetas) != {full.theta}:
         config.fail("layer_rope_theta", "differs by layer, which cannot be trained; state rope_theta for all")
-    if window != full and not model.layers:
+    key = _ROTATED_WINDOWS.get(kind)
+    is_rotated = key is None or (key in config and config.raw(key, None) is None)
+    of_all = full if is_rotated else None
+    if window != of_all and not model.layers:
         raise InputError(
             f"model {model.name}: layers with and without windows rotate positions differently, and no window is "
             "shorter than max_position_embeddings; state a shorter one"
         )
-    return full, window
+    return of_all, window
 
 
 def _rotation(rope: Section, model: ModelSpec, usual: Mapping[str, Any]) -> Rotation:

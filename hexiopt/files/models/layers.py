@@ -64,7 +64,7 @@ def layers_of(reader: FactReader, kind: ModelType, values: Mapping[str, Any]) ->
     further_blocks = blocks(reader.section, kind.extra_blocks, [FULL, EXPERTS]) if kind.extra_blocks else []
     extra = further_blocks if num_extra else []
     words = _words(reader, kind, values, bool(rows.experts.get("count")))
-    plain = words.equal() and not rows.attention and not num_extra and kind.per_layer is None
+    plain = words.equal() and not (rows.attention or kind.full or num_extra) and kind.per_layer is None
     if reader.faults or plain:
         return LayerSequence(window=words.window if WINDOW in words.mixers else None)
     with reader.section.building():
@@ -110,6 +110,8 @@ def _words(reader: FactReader, kind: ModelType, values: Mapping[str, Any], has_e
     if mixers is not None and mixers.window is not None:
         on = mixers.switch is None or is_on(section, mixers.switch)
         window = reader.fact("attention_window", mixers.window, {}) if on else None
+        if window is None and mixers.chunked and WINDOW in words:
+            raise InputError(f"{section.at(mixers.window.names[0])}: is null; state the tokens of a chunk")
         if window is None or not on:
             words = [FULL if word == WINDOW else word for word in words]
     placed = placing(section, kind.placement, len(words)) if kind.experts else []

@@ -264,7 +264,7 @@ MIXTURES: dict[str, ModelType] = {
             chunked=True,
         ),
         full={"qk_norm": "none"},
-        experts=experts(ALL_EXPERTS, count=_LOCAL, shared=key("intermediate_size")),
+        experts=experts(ALL_EXPERTS, count=_LOCAL, shared=key("intermediate_size"), scales_input=True),
         placement=Placement(sparse_layers="moe_layers", step="interleave_moe_layer_step"),
         ignores=("attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compressor"),
         notes=(_UNROTATED_LAYERS,),

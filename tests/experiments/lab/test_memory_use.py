@@ -119,13 +119,15 @@ def test_tensor_parallel_stages(schedule: Schedule, policy: str, tp: int) -> Non
     check_all(compared(plan, LLAMA, Workload(2, SEQ_LEN)))
 
 
-@pytest.mark.parametrize("case", slow_but(("granite_swa",), ("granite_swa", "arcee", "youtu")))
+@pytest.mark.parametrize("case", slow_but(("granite_swa",), ("granite_swa", "arcee", "youtu", "llama4_text")))
 def test_kinds_of_layers(case: str) -> None:
-    """Windows in some layers, with sinks; a plain MLP; latent attention."""
+    """Windows in some layers, with sinks; a plain MLP; latent attention; chunks, the last one shorter."""
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 320, "vocab_size": 512}
     windows = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
     latent = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
-    more = {"granite_swa": windows, "youtu": latent | {"num_key_value_heads": 4}}.get(case, {})
+    chunks = {"attention_chunk_size": 48, "intermediate_size_mlp": 320, "head_dim": 32}
+    cases = {"granite_swa": windows, "youtu": latent | {"num_key_value_heads": 4}, "llama4_text": chunks}
+    more = cases.get(case, {})
     model = tiny(case, **sizes | more, num_hidden_layers=4, max_position_embeddings=4096)
     check_all(compared(even_plan(model), model, Workload(4, SEQ_LEN)))
 

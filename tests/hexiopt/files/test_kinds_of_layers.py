@@ -114,6 +114,21 @@ TINY = {
 }
 
 
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 1,
+    "vocab_size": 100,
+    "attention_chunk_size": 16,
+}
+CHUNKS = ["full_attention", *["chunked_attention"] * 3]
+
+
 def read(config: dict[str, Any]) -> ModelSpec:
     return model_from_config(Section(config, "m"))
 
@@ -219,11 +234,23 @@ def test_published_files_with_narrow_weights_are_read_and_noted() -> None:
         (GEMMA4_26B, {"num_kv_shared_layers": 10}, "layers that share keys and values"),
         (GEMMA4_26B, {"per_layer_config": {"31": {"head_dim": 8}}}, "per_layer_config.31: is not a layer; number them"),
         (GEMMA4_26B, {"per_layer_config": {"3": {"heads": 8}}}, "heads: unknown key"),
+        (LLAMA4, {"layer_types": CHUNKS}, "has chunks in other layers than rotary positions; state both for the same"),
+        (LLAMA4, {"attention_chunk_size": None}, "attention_chunk_size: is null; state the tokens of a chunk"),
         (MOONLIGHT, {"index_topk": 2048}, "index_topk: sparse attention by an indexer: not modelled"),
     ],
 )
 def test_refuses(config: dict[str, Any], change: dict[str, Any], says: str) -> None:
     assert says in refusal(config, **change)
+
+
+def test_chunks_are_no_windows_where_all_layers_are_alike() -> None:
+    """Such a model has no field for them: its layers are stated."""
+    for flag, chunked in ((1, True), (0, False)):
+        model = read(LLAMA4 | {"moe_layers": [], "no_rope_layers": 4 * [flag]})
+        attentions = {kind.attention for kind in model.layers}
+        assert [(a.chunked, a.window, a.qk_norm) for a in attentions if a] == [
+            (True, 16, "plain") if chunked else (False, None, "none")
+        ]
 
 
 def test_a_file_without_embeddings_of_layers_says_so() -> None:

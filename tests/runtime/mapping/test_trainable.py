@@ -61,6 +61,8 @@ def case(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
         (case("gemma3_text", sliding_window=64), "layers with and without windows rotate positions differently"),
         (case("granite_swa", layer_rope_theta=[1.0, 2.0]), "differs by layer, which cannot be trained"),
         (case("bamba", time_step_limit=[1.0]), "is not two numbers from 0 on"),
+        (case("llama4_text", attn_temperature_tuning="on"), "is not true or false; write one of them"),
+        (case("llama4_text", floor_scale=0), "floor_scale"),
         (case("deepseek_v3", num_nextn_predict_layers=1), "layers that predict further tokens cannot be trained"),
     ],
 )
@@ -91,6 +93,8 @@ TWO = plan_of(TensorParallel((0, 1)))
         ("gemma2", TWO, True, "knows no documents"),
         ("bamba", TWO, True, "a recurrence knows no documents"),
         ("gemma3_text", TWO, True, None),
+        ("llama4_text", TWO, True, None),
+        ("llama4_text", SEQUENCE, False, None),
     ],
 )
 def test_plans_that_a_model_is_not_trained_by_are_named(

@@ -76,13 +76,71 @@ def test_windows_of_any_length_are_those_of_a_mask(
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("chunk", [1, 3, TOKENS - 1])
+@pytest.mark.parametrize("heads", [None, (3, 1)])
+@pytest.mark.parametrize("has_flash", [False, True])
+@pytest.mark.parametrize("borders", [None, [0, 2, 3, 7, 14, 15, 21]])
+def test_chunks_are_those_of_a_mask(
+    chunk: int,
+    heads: tuple[int, ...] | None,
+    has_flash: bool,
+    borders: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of equal lengths, or with a last one that is shorter, and within documents."""
+    shard = RankShard(0, len(heads or (0,)), heads or ())
+    if has_flash:
+        give_flash_attention(monkeypatch)
+        monkeypatch.setattr(attention, "varlen_attn", varlen_double)
+    chunked = WholeAttention(replace(PART, window=chunk, chunked=True), shard, TOKENS, LIKE)
+    inputs, at = drawn(shard), torch.arange(TOKENS)
+    documents = None if borders is None else chunked.documents(torch.tensor(borders, dtype=torch.int32), SAMPLES)
+    found = chunked(*inputs, documents=documents)
+    meets = shard.meets(PART.heads, PART.kv_heads)
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (inputs[0], *(x[:, :, meets] for x in inputs[1:])))
+    sees = (at[:, None] >= at) & (at[:, None] // chunk == at // chunk)
+    if borders is not None:
+        document = torch.tensor([sum(end <= token for end in borders) for token in range(TOKENS * SAMPLES)])
+        document = document.view(SAMPLES, 1, TOKENS)
+        sees = sees & (document[..., None] == document[..., None, :])
+    masked = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
+    expected = masked.permute(2, 0, 1, 3).flatten(2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
+    for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+def test_chunks_are_computed_without_a_mask_or_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pairs as are priced, of views of what is given; where the last one is shorter, of a block each."""
+    part, pairs = replace(PART, window=3, chunked=True), 0.0
+    uneven = WholeAttention(part, RankShard(), TOKENS, LIKE)
+    assert all(block.is_causal for block in uneven._blocks)
+    lengths = [end - first for first, end in (block.keys for block in uneven._blocks)]
+    assert sum(0.5 * length**2 for length in lengths) == part.pairs(TOKENS)
+    chunked = WholeAttention(part, RankShard(), TOKENS - 1, LIKE)
+    inputs = [x[: TOKENS - 1] for x in drawn(RankShard())]
+    attend = functional.scaled_dot_product_attention
+
+    def counted(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        nonlocal pairs
+        assert (more["attn_mask"], more["is_causal"]) == (None, True)
+        assert [x.untyped_storage().data_ptr() for x in (q, k, v)] == [x.data_ptr() for x in inputs]
+        pairs += 0.5 * q.shape[0] * q.shape[1] * q.shape[2] ** 2
+        return attend(q, k, v, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    chunked(*inputs)
+    assert pairs == SAMPLES * PART.heads * part.pairs(TOKENS - 1)
+
+
+@pytest.mark.parametrize("sees", [{}, {"window": 2}, {"window": 2, "chunked": True}])
 @pytest.mark.parametrize("heads", [None, (3, 1)])
 def test_documents_of_any_length_are_those_of_a_mask(
-    window: int | None, heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+    sees: dict[str, Any], heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a document sees nothing of another one."""
-    part, shard = replace(PART, window=window), RankShard(0, len(heads or (0,)), heads or ())
+    part, shard = replace(PART, **sees), RankShard(0, len(heads or (0,)), heads or ())
     borders = torch.tensor([0, 2, 3, 7, 14, 15, 21], dtype=torch.int32)
     masked = WholeAttention(part, shard, TOKENS, LIKE)
     give_flash_attention(monkeypatch)

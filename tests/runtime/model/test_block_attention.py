@@ -28,6 +28,18 @@ def two_shards(draw: st.DrawFn) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     return own, own if not others or draw(st.booleans()) else merge_runs(others)
 
 
+@given(two_shards(), st.integers(1, TOKENS))
+def test_every_pair_of_a_chunk_is_in_one_block(shards: tuple[tuple[Range, ...], tuple[Range, ...]], chunk: int) -> None:
+    queries, keys = ([token for run in runs for token in range(*run)] for runs in shards)
+    met = torch.zeros(len(queries), len(keys), dtype=torch.int64)
+    for block in blocks(*shards, chunk=chunk):
+        assert block.is_causal or block.is_whole
+        seen = ~block.hidden((0, block.queries[1] - block.queries[0]), torch.device("cpu"))
+        met[slice(*block.queries), slice(*block.keys)] += seen
+    q, k = torch.tensor(queries)[:, None], torch.tensor(keys)
+    assert met.equal(((q >= k) & (q // chunk == k // chunk)).long())
+
+
 @given(two_shards(), st.none() | st.integers(1, TOKENS))
 def test_every_pair_that_the_mask_leaves_is_in_one_block(
     shards: tuple[tuple[Range, ...], tuple[Range, ...]], window: int | None

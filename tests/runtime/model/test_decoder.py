@@ -67,6 +67,9 @@ LATENT = {
     "v_head_dim": 5,
     "num_key_value_heads": 6,
 }
+CHUNKS = {"num_local_experts": 4, "num_experts_per_tok": 1, "moe_layers": [], "intermediate_size_mlp": 20}
+CHUNKS |= {"head_dim": 8, "no_rope_layer_interval": 2}
+CHUNKS |= {"attention_chunk_size": 4, "floor_scale": 4, "attn_scale": 0.8}
 CASES: dict[str, dict[str, Any]] = {
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}},
     "llama-llama3": {"rope_parameters": LLAMA3},
@@ -139,6 +142,16 @@ CASES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 5,
         "linear_value_head_dim": 4,
     },
+    "llama4_text": CHUNKS | {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
+    "llama4_text-plain": CHUNKS | {"use_qk_norm": False, "attn_temperature_tuning": False, "attention_chunk_size": 3},
+    "cwm": MIXED | {"head_dim": 8, "rope_parameters": LLAMA3},
+    "ministral": MIXED | {"head_dim": 8},
+    "gemma": {"head_dim": 8, "hidden_activation": "gelu_pytorch_tanh"},
+    "vaultgemma": GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "helium": {"head_dim": 4},  # transformers makes no other
+    "ernie4_5": {"head_dim": 8, "use_bias": True},
+    "exaone4": MIXED,
+    "exaone4-whole": {"layer_types": ["full_attention"] * 2, "sliding_window": None},
     "olmo2": {"rope_theta": 300.0},
     "olmo3": MIXED | {"tie_word_embeddings": True},
     "llama": {"rope_theta": 300.0},

@@ -19,7 +19,7 @@ from runtime.mapping.model_parts import BALANCE, whole_parts
 from runtime.settings import ExpertTraining
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from tests.runtime.model import test_decoder
-from tests.runtime.model.test_decoder import MIXED, MULTIPLIERS, TOKENS, sequences
+from tests.runtime.model.test_decoder import LLAMA3, MIXED, MULTIPLIERS, TOKENS, YARN, sequences
 from tests.runtime.parallel.test_training import trainee, whole
 from tests.runtime.stream_order import run_in_order
 
@@ -34,6 +34,8 @@ NEMOTRON = (
     | {"moe_intermediate_size": 12, "moe_shared_expert_intermediate_size": 10}
     | GROUPS
 )
+LLAMA4 = {"num_local_experts": EXPERTS, "head_dim": 8, "intermediate_size_mlp": 14, "no_rope_layer_interval": 2}
+LLAMA4 |= {"attention_chunk_size": 4, "floor_scale": 4, "attn_scale": 0.8}
 SPARSE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "sliding_window": None},
     "olmoe": {"num_experts": EXPERTS},
@@ -57,6 +59,19 @@ SPARSE: dict[str, dict[str, Any]] = {
     "nemotron_h-experts": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 8, "mlp_bias": True},
     "gpt_oss": {"num_local_experts": EXPERTS, "head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
+    "flex_olmo": {"num_experts": EXPERTS, "pad_token_id": None},
+    "mellum": {"num_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 8, "sliding_window": 3}
+    | {"layer_types": ["sliding_attention", "full_attention"], "norm_topk_prob": True},
+    "dots1": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 4, "first_k_dense_replace": 1}
+    | GROUPS,
+    "solar_open": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "head_dim": 8} | GROUPS,
+    "glm4_moe_lite": {"n_routed_experts": EXPERTS, "moe_intermediate_size": 12, "num_key_value_heads": 6}
+    | {"mlp_layer_types": ["dense", "sparse"], "num_nextn_predict_layers": 0}
+    | GROUPS
+    | LATENT,
+    "llama4_text": LLAMA4 | {"interleave_moe_layer_step": 2, "rope_parameters": LLAMA3},
+    "llama4_text-even": LLAMA4 | {"attention_chunk_size": 3, "use_qk_norm": False, "attn_temperature_tuning": False},
+    "llama4_text-yarn": LLAMA4 | {"moe_layers": [0], "rope_parameters": YARN},
 }
 CASES = {case: changes | {"num_experts_per_tok": 2} for case, changes in SPARSE.items()}
 

@@ -35,6 +35,11 @@ def plain_rotation(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
+    "norm without weights": (
+        lambda x: rms_norm(x, None, 0.1),
+        lambda x: functional.rms_norm(x, (x.shape[-1],), None, 0.1),
+        (drawn(3, 2, 5),),
+    ),
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
     **{
         f"gated by {name}": (

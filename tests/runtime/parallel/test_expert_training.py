@@ -25,7 +25,7 @@ from tests.runtime.stream_order import run_in_order
 from tests.slow import slow_but
 
 TYPES = tuple(SHAPES)
-QUICK, SLOW, ALL = range(27, 45), 108, 270  # 2, 12 and 30 of each type
+QUICK, SLOW, ALL = range(30, 50), 120, 300  # 2, 12 and 30 of each type
 BALANCED = ExpertTraining(sequence_balance=0.1, expert_bias_rate=0.01)
 
 

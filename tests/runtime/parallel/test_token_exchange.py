@@ -38,7 +38,9 @@ def drawn(tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, experts, weights, matrices
 
 
-def reference(tokens: Sequence[int], capacity: float | None) -> tuple[Tensor, list[Tensor]]:
+def reference(
+    tokens: Sequence[int], capacity: float | None, *, scales_input: bool = False
+) -> tuple[Tensor, list[Tensor]]:
     """By a loop over tokens: sums, and gradients of x, weights and matrices where sums have the gradient `x`."""
     x, experts, weights, matrices = drawn(tokens)
     leaves = [one.clone().requires_grad_() for one in (x, weights, matrices)]
@@ -50,7 +52,8 @@ def reference(tokens: Sequence[int], capacity: float | None) -> tuple[Tensor, li
             for k, expert in enumerate(experts[n].tolist()):
                 used[expert] += 1
                 if most is None or used[expert] <= most:
-                    term = leaves[1][n, k] * (leaves[2][expert] @ leaves[0][n]).tanh()
+                    weight, product = leaves[1][n, k], leaves[2][expert] @ leaves[0][n]
+                    term = (weight * product).tanh() if scales_input else weight * product.tanh()
                     sums = torch.cat([sums[:n], (sums[n] + term).unsqueeze(0), sums[n + 1 :]])
     if sums.requires_grad:
         (sums * x).sum().backward()  # type: ignore[no-untyped-call]
@@ -59,11 +62,12 @@ def reference(tokens: Sequence[int], capacity: float | None) -> tuple[Tensor, li
 
 @pytest.mark.parametrize("capacity", [None, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize("cell", CELLS)
-def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | None) -> None:
+@pytest.mark.parametrize("scales_input", [False, True])
+def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | None, scales_input: bool) -> None:
     counts, tokens, turns = cell
     held = ExpertCell(tuple(range(len(counts))), turns, counts).experts(EXPERTS)
     x, experts, weights, matrices = drawn(tokens)
-    want, gradients = reference(tokens, capacity)
+    want, gradients = reference(tokens, capacity, scales_input=scales_input)
     bounds = list(pairwise([0, *accumulate(tokens)]))
 
     def work(rank: int) -> Any:
@@ -75,7 +79,7 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
         def run(rows: Tensor, of: ExpertRows) -> Tensor:
             return grouped_product(rows, leaves[2], None, of).tanh()
 
-        sums, _ = exchange(leaves[0], experts[some], leaves[1], run)
+        sums, _ = exchange(leaves[0], experts[some], leaves[1], run, scales_input=scales_input)
         (sums * x[some]).sum().backward()  # type: ignore[no-untyped-call]
         return sums.detach(), [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
 
@@ -86,7 +90,8 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
         expected = (gradients[0][some], gradients[1][some], gradients[2][mine])
         for gradient, one in zip(of_rank, expected, strict=True):
             torch.testing.assert_close(gradient, one, atol=1e-13, rtol=0)
-    assert capacity is None or capacity > 0.5 or not torch.equal(want, reference(tokens, None)[0]), "nothing is dropped"
+    whole, _ = reference(tokens, None, scales_input=scales_input)
+    assert capacity is None or capacity > 0.5 or not torch.equal(want, whole), "nothing is dropped"
 
 
 def test_what_runs_meanwhile_is_beside() -> None:

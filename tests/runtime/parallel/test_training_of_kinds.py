@@ -37,6 +37,8 @@ MODELS: dict[str, ModelSpec] = {
     "windows and norms of heads": tiny("qwen3-mixed", **NORMED),
     "windows, sinks and scales": tiny("granite_swa", layer_types=WINDOWS, num_hidden_layers=LAYERS),
     "capped scores, norms around": tiny("gemma2", layer_types=WINDOWS, num_hidden_layers=LAYERS),
+    "chunks and temperatures": tiny("llama4_text", num_hidden_layers=LAYERS),
+    "chunks of a token": tiny("llama4_text-plain", num_hidden_layers=LAYERS, attention_chunk_size=1),
     "latent attention": tiny("youtu", num_hidden_layers=LAYERS),
     "latent attention, scaled positions": tiny("youtu-yarn", num_hidden_layers=LAYERS),
     "Mamba-2": tiny("granitemoehybrid", layer_types=RECURRENT, num_hidden_layers=LAYERS, mamba_n_groups=6),
@@ -50,9 +52,10 @@ MODELS: dict[str, ModelSpec] = {
     "blocks of experts behind a projection": tiny("nemotron_h", **BLOCKS),
     "plain MLP": tiny("arcee", num_hidden_layers=LAYERS),
 }
-SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "plain"))]
+SEQUENCES = [name for name in MODELS if name.startswith(("windows", "capped", "chunks", "plain"))]
 OTHER_PARTS = (
     "capped scores, norms around",
+    "chunks and temperatures",
     "latent attention, scaled positions",
     "Mamba-2",
     "delta rule",

@@ -160,7 +160,7 @@ def test_peft_computes_the_loss_that_was_trained(model: ModelSpec, base: Path, w
 
 
 KINDS = ["qwen2_moe", "nemotron_h", "bamba", "olmo2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next", "gemma3_text"]
-KINDS += ["nemotron_h-latent", "granitemoehybrid-experts"]
+KINDS += ["nemotron_h-latent", "granitemoehybrid-experts", "llama4_text"]
 
 
 @pytest.mark.parametrize("case", slow_but(KINDS[:3], KINDS))

@@ -32,6 +32,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": WIDTH, "num_local_experts": COUNT},
     "qwen3_moe": {"moe_intermediate_size": WIDTH, "num_experts": COUNT},
     "gpt_oss": {"intermediate_size": WIDTH, "num_local_experts": COUNT},
+    "llama4_text": {"intermediate_size": WIDTH, "num_local_experts": COUNT},
 }
 
 
@@ -73,7 +74,9 @@ def test_transformers_has_the_classes(model_type: str) -> None:
 
 
 def _as_here(parameter: Tensor, name: str, model_type: str) -> Tensor:
-    """Transformers holds gpt-oss as its files do."""
+    """Transformers holds gpt-oss and Llama 4 as their files do."""
+    if model_type == "llama4_text":
+        return parameter.mT
     if model_type != "gpt_oss":
         return parameter
     if name.endswith("gate_up_proj"):

@@ -140,6 +140,8 @@ def _of_kind(model: ModelSpec, kind: LayerKind) -> Iterator[str]:
             case Experts():
                 if part.router_vectors or part.expert_scales:
                     yield "trained scales of the router's input or of experts"
+                if part.scales_input:
+                    yield "weights of a router that multiply what experts read"
                 if part.shared and part.bias:
                     yield "shared experts with biases"
                 if part.latent_bias:

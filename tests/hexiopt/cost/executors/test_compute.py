@@ -186,6 +186,18 @@ def test_unfused_attention_costs_more(model: ModelSpec, tp: int, size: int) -> N
     assert unfused.attention_s > fused.attention_s
 
 
+@pytest.mark.parametrize("gpu", [PURE, replace(PURE, flash_attention=False), replace(A100, flash_attention=False)])
+def test_chunks_cost_as_sequences_of_their_own(gpu: Gpu) -> None:
+    """Also where a GPU holds all scores."""
+    (kind,) = GROUPED.kinds
+    assert kind.attention is not None
+    chunked = replace(kind, mixers=(replace(kind.attention, window=1024, chunked=True),))
+    long, short = replace(WORK, seq_len=4096), replace(WORK, seq_len=1024)
+    of_chunks = layer_compute(GROUPED.layer_of(chunked), long, gpu, 1, 2)
+    expected = layer_compute(GROUPED.layer, short, gpu, 1, 8)
+    assert of_chunks.attention_s == pytest.approx(expected.attention_s)
+
+
 def slowed(gpu: Gpu) -> Gpu:
     return replace(gpu, flops_bf16=(gpu.flops_bf16 or 0) / 2, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2)
 
