@@ -164,6 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"\nA step of {name}", plain_table(("Kernel", "Calls", "ms"), used, left=("Kernel",)))
     for title, header, cells in (*processes.tables(), exchange_table(trials + processes.trials)):
         console.print(f"\n{title}", plain_table(header, cells, left=(header[0], header[-1])))
+    for line in processes.troubles:
+        console.print(f"not as it must be: {line}")
     for name in left_out + processes.left_out:
         console.print(f"not tried, as ten minutes would not suffice: {name}")
     about = {"format": FORMAT, "version": VERSION, "torch": found.torch_version, "is_gpu": is_gpu}

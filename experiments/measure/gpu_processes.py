@@ -1,8 +1,9 @@
 """What `make gpu` tries with several processes of a toy model: a rank that is killed, the memory of communicators, and
 orders of launch. On a machine of one GPU they share it, and also try every way of communicating."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ Table = tuple[str, tuple[str, ...], list[list[str]]]  # title, header, rows
 _PROCESSES = 4
 _LIMIT_S = 60.0  # of each trial
 _STEPS = 2
+_LOSS_TOLERANCE = 1e-3  # products of FP32 may be of TF32 on GPUs
 _SEVERAL_GROUPS = ("2 pipelines of 2 stages, ZeRO-1", "2 interleaved stages")  # which are under way at once
 _NO_MEMORY = "no device memory"
 
@@ -152,8 +154,19 @@ def try_processes(
         write_plan(path, problem, one.plan.plan, PlanPricer(problem).price(one.plan.plan), {})
         request = TrialRequest(path, _STEPS, False, _LIMIT_S, gpus < _PROCESSES, one.launch_order)
         outcome.trials.append((one.name, tried(request)))
-    outcome.troubles += [f"{name}: {trial.trouble}" for name, trial in outcome.trials if trial.trouble is not None]
+    outcome.troubles += _troubles(outcome.trials)
     return outcome
+
+
+def _troubles(trials: Sequence[tuple[str, Trial]]) -> list[str]:
+    """What was not as it must be: a trial that failed, or losses that are not the first one's."""
+    troubles, first = [], next((trial.losses for _, trial in trials if trial.losses), ())
+    for name, trial in trials:
+        if trial.trouble is not None:
+            troubles.append(f"{name}: {trial.trouble}")
+        elif not all(isclose(a, b, rel_tol=_LOSS_TOLERANCE) for a, b in zip(trial.losses, first, strict=True)):
+            troubles.append(f"{name}: losses {trial.losses} are not {first}, as of the first plan")
+    return troubles
 
 
 def _outcome(trial: Trial) -> str:

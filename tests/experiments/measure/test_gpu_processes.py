@@ -6,7 +6,7 @@ from experiments.lab.trials.communicators import GroupMemory
 from experiments.lab.trials.killed import KilledRank
 from experiments.lab.trials.overlap import ExchangeTime
 from experiments.lab.trials.trial import Trial
-from experiments.measure.gpu_processes import ProcessTrials, exchange_table, order_trials, toy_model
+from experiments.measure.gpu_processes import ProcessTrials, _troubles, exchange_table, order_trials, toy_model
 from hexiopt.plan.check import check
 from tests.solvers.problems import cluster
 
@@ -45,3 +45,11 @@ def test_tables_have_numbers_where_there_is_a_gpu_and_words_where_there_is_none(
     cpu = ProcessTrials(KilledRank("gloo", trouble="nothing was killed: no port"))
     assert [rows for *_, rows in cpu.tables()] == [[["gloo", "–", "no device memory", "nothing was killed: no port"]]]
     assert list(ProcessTrials().tables()) == []
+
+
+def test_losses_are_those_of_the_first_plan() -> None:
+    failed, first, same = Trial(trouble="hung"), Trial(losses=(6.0, 5.0)), Trial(losses=(6.0, 5.004))
+    assert _troubles([("a", first), ("b", same)]) == []
+    (hung, other) = _troubles([("a", failed), ("b", first), ("c", Trial(losses=(6.0, 5.01)))])
+    assert hung == "a: hung"
+    assert other == "c: losses (6.0, 5.01) are not (6.0, 5.0), as of the first plan"
