@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.lab.trials.communicators import _model_bytes, _of_each, taken_bytes
+from experiments.lab.trials.communicators import _model_bytes, _of_each, group_memory, taken_bytes
 from hexiopt.problem.cluster import Cluster
+from tests.experiments.lab.trials.gpu import first_gpu, needs_gpu
 
+__all__ = ["first_gpu"]
 MIB = 2**20
 
 
@@ -60,3 +62,10 @@ def test_the_figures_of_the_model(gpu: str, shares_gpu: bool, mib: list[int]) ->
     (machine,) = cluster.machines
     processor = replace(cluster, machines=(replace(machine, gpu=replace(machine.gpu, link="memory")),))
     assert _model_bytes(processor, shares_gpu) == [0.0] * 5
+
+
+@needs_gpu
+def test_communicators_take_memory_of_a_gpu(first_gpu: None) -> None:
+    for one in group_memory(Cluster.of({"h100_80gb_sxm": 1}), 120.0):
+        assert one.measured_bytes is not None, one.kind
+        assert one.measured_bytes > 0, one.kind

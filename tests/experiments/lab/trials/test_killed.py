@@ -3,18 +3,23 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.lab.trials import killed
+from experiments.measure.gpu_processes import toy_model, toy_workload
 from runtime.launch.meeting import TrainingFailedError
 from runtime.settings import Settings
 from runtime.training.settings import TrainingRun
+from tests.experiments.lab.trials.gpu import first_gpu, needs_gpu
+from tests.solvers.problems import cluster
 
+__all__ = ["first_gpu"]
 VICTIM = "process-1:0"
 
 
@@ -77,3 +82,13 @@ def test_a_run_that_ends_otherwise_is_trouble(
     trouble, _ = outcome(monkeypatch, tmp_path, line, **more)
     assert trouble is not None
     assert words in trouble
+
+
+@needs_gpu
+def test_a_rank_killed_over_nccl_gives_the_gpu_back(first_gpu: None, tmp_path: Path) -> None:
+    (machine,) = cluster(("a", "fast", 1)).machines
+    with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # which looks at the GPU
+        followed = apart.submit(killed.kill_rank, tmp_path, machine, toy_model(), toy_workload("fp32")).result()
+    assert (followed.backend, followed.trouble) == ("nccl", None)
+    assert followed.lost_bytes is not None
+    assert followed.lost_bytes < 64 * 2**20  # each process had some hundred MiB

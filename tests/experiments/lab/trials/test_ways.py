@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from experiments.lab.trials.plans import TrialPlan, trial_plans
@@ -13,13 +12,15 @@ from experiments.lab.trials.trial import Trial, TrialRequest, tried
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.workload import Workload
+from tests.experiments.lab.trials.gpu import HAS_GPU, first_gpu, needs_gpu
 from tests.runtime.memory_cases import LLAMA
 from tests.solvers.problems import cluster
 
-HAS_GPU = torch.version.cuda is not None and bool(list(Path("/dev").glob("nvidia[0-9]*")))
+__all__ = ["first_gpu"]
+pytestmark = pytest.mark.usefixtures("first_gpu")
+
 WAYS = {plan.name: plan for plan in trial_plans(cluster(("a", "fast", 4)), [LLAMA], LLAMA, Workload(4, 64, "fp32"))}
 QUICK = ("small, 2 pipelines, ZeRO-1", "small, a stage of TP 2, one of 1")
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 
 
 def trial(plan: TrialPlan, folder: Path, launch_order: bool = True) -> Trial:
@@ -29,7 +30,7 @@ def trial(plan: TrialPlan, folder: Path, launch_order: bool = True) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
+def losses(first_gpu: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
     """Of one device."""
     alone = trial(WAYS["small, 1 device"], tmp_path_factory.mktemp("alone"))
     assert alone.trouble is None
