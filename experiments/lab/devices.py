@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch._C._autograd import DeviceType
@@ -19,12 +20,14 @@ class KernelUse:
     seconds: float
 
 
-def kernels_of(device: torch.device, work: Callable[[], object]) -> list[KernelUse]:
-    """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators."""
+def kernels_of(device: torch.device, work: Callable[[], object], trace: Path) -> list[KernelUse]:
+    """The kernels that `work` runs, those that take longest first; of a CPU, torch's operators. Their spans go to
+    `trace`, in Chrome's format, compressed (.json.gz)."""
     is_gpu = device.type == "cuda"
     with profile(activities=activities(device)) as profiler:
         work()
         wait_for(device)
+    profiler.export_chrome_trace(str(trace))
     used = []
     for one in profiler.key_averages():
         own = one.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
@@ -44,6 +47,14 @@ def free_gpu_bytes(index: int) -> int:
     """What this process can still allocate of a GPU, once its context, which no tensor gets, is there."""
     torch.zeros(1, device=torch.device("cuda", index))
     return torch.cuda.mem_get_info(index)[0]
+
+
+def free_device_bytes(device: torch.device) -> int | None:
+    """What is free of a GPU, with what torch keeps of it for tensors of this process; None of a CPU."""
+    if device.type != "cuda":
+        return None
+    wait_for(device)
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def gpu_knows_bf16() -> bool:

@@ -35,9 +35,7 @@ def run_processes(
     for a CPU forked from a process that has only imported torch. Raises ProcessFailedError, after the others have been
     ended.
     """
-    start_method = "spawn" if device == "cuda" else "forkserver"
-    context = multiprocessing.get_context(start_method)
-    context.set_forkserver_preload(["torch._dynamo", f"{own_package('runtime')}.training.trainee"])
+    context = multiprocessing.get_context("spawn") if device == "cuda" else forking_context()
     lines = context.SimpleQueue()
     config = LaunchConfig(
         min_nodes=1,
@@ -48,7 +46,7 @@ def run_processes(
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         monitor_interval=_MONITOR_S,
-        start_method=start_method,
+        start_method=context.get_start_method(),
     )
     listener = threading.Thread(target=_listen, args=(lines, tell), daemon=True)
     with _quiet_elastic():
@@ -64,6 +62,13 @@ def run_processes(
             lines.put(None)
             listener.join()
     return [results[rank] for rank in range(count)]
+
+
+def forking_context() -> multiprocessing.context.ForkServerContext:
+    """Its processes are forked from one that has only imported torch, which takes a tenth of a second."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", f"{own_package('runtime')}.training.trainee"])
+    return context
 
 
 def _run(lines: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -2,7 +2,8 @@
 
 It measures the GPUs and their links, prices plans with that, trains with each for a few steps, and prints what was
 predicted beside what was measured. On one GPU it trains models of 8B and 1B shapes; on several also with every way of
-communicating, and with plans of two stages and more. A plan that gives no answer is ended, and said to have given none.
+communicating, and with plans of two stages and more. Then several processes show, at toy size, what happens when one is
+killed, and more (`gpu_processes.py`). A plan that gives no answer is ended, and said to have given none.
 
 It writes `cluster.yaml`, which other commands take as `cluster=PATH`, what it was fitted to (`profile.json`), a plan
 file for each trial, and `gpu.json`, of which `hexiopt validate data=gpu.json` makes a table of errors. Without a GPU it
@@ -17,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -29,6 +29,7 @@ from experiments.lab.profile.result import result_of
 from experiments.lab.profile.summary import summary_tables
 from experiments.lab.trials.plans import TrialPlan, trial_plans
 from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.measure.gpu_processes import exchange_table, toy_model, toy_workload, try_processes
 from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
@@ -70,19 +71,9 @@ def of_gpus(precision: str) -> TrialScale:
 
 
 def of_cpu(precision: str) -> TrialScale:
-    """A model that a CPU computes in milliseconds."""
-    toy = replace(
-        named_model("llama3_8b"),
-        name="toy",
-        num_layers=4,
-        hidden_size=64,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        ffn_size=128,
-        vocab_size=512,
-    )
-    return TrialScale(0.02, 2, [toy], toy, Workload(4, 64, precision=precision, loss_chunk_tokens=32), 3, 540.0, 150.0)
+    """What a CPU computes in milliseconds."""
+    toy = toy_model()
+    return TrialScale(0.02, 2, [toy], toy, toy_workload(precision), 3, 540.0, 150.0)
 
 
 def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
@@ -133,7 +124,7 @@ def kernel_rows(trial: Trial) -> list[list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write; returns 1 if a plan could not be trained."""
+    """Measure, print and write; returns 1 if a plan could not be trained, or processes did what they must not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu"))
     parser.add_argument("--eager", action="store_true", help="do not compile layers")
@@ -142,35 +133,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler notes its own beginning and end
     folder.mkdir(parents=True, exist_ok=True)
     is_gpu = num_gpus() > 0
+
+    def has_time(limit_s: float) -> bool:
+        return time.monotonic() - began_s <= scale.all_s - limit_s
+
+    scale = of_gpus("bf16") if is_gpu else of_cpu("fp32")
     if not is_gpu:
         console.print(_ON_CPU)
     with console.status("measuring") as status:
-        scale = of_gpus("bf16") if is_gpu else of_cpu("fp32")
         found = measured(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
         precision = found.devices[0].precision
         workload = replace(scale.workload, precision="fp32" if precision == "fp16" else precision)
-        plans = trial_plans(read_cluster(folder / "cluster.yaml"), scale.single, scale.several, workload)
-        rows, trials, kernels, left_out = [], list[dict[str, Any]](), [], []
+        cluster = read_cluster(folder / "cluster.yaml")
+        plans = trial_plans(cluster, scale.single, scale.several, workload)
+        rows, plan_files, trials, kernels, left_out = [], [], list[tuple[str, Trial]](), [], []
         for number, one in enumerate(plans):
-            if time.monotonic() - began_s > scale.all_s - scale.limit_s:
+            if not has_time(scale.limit_s):
                 left_out.append(one.name)
                 continue
             status.update(f"training: {one.name} ({number + 1} of {len(plans)})")
             cost, trial = attempted(one, number, folder, scale, is_gpu and not options.eager)
             rows.append(row(one, cost, trial))
-            plan = plan_file_to_dict(one.problem, one.plan, cost, {})
-            trials.append({"name": one.name, "plan": plan, "measured": trial.to_dict()})
+            plan_files.append(plan_file_to_dict(one.problem, one.plan, cost, {}))
+            trials.append((one.name, trial))
             if number < len(scale.single) and trial.kernels:
                 kernels.append((one.name, kernel_rows(trial)))
+        processes = try_processes(folder, cluster, lambda line: status.update(f"processes: {line}"), has_time)
     console.print("\nTraining", plain_table(HEADER, rows, left=("Plan", "Loss")))
     for name, used in kernels:
         console.print(f"\nA step of {name}", plain_table(("Kernel", "Calls", "ms"), used, left=("Kernel",)))
-    for name in left_out:
+    for title, header, cells in (*processes.tables(), exchange_table(trials + processes.trials)):
+        console.print(f"\n{title}", plain_table(header, cells, left=(header[0], header[-1])))
+    for line in processes.troubles:
+        console.print(f"not as it must be: {line}")
+    for name in left_out + processes.left_out:
         console.print(f"not tried, as ten minutes would not suffice: {name}")
-    content = {"format": FORMAT, "version": VERSION, "torch": found.torch_version, "is_gpu": is_gpu, "trials": trials}
+    about = {"format": FORMAT, "version": VERSION, "torch": found.torch_version, "is_gpu": is_gpu}
+    files = [
+        {"name": name, "plan": plan, "measured": trial.to_dict()}
+        for plan, (name, trial) in zip(plan_files, trials, strict=True)
+    ]
+    content = {**about, "trials": files, **processes.to_dict()}
     write_text(folder / "gpu.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     console.print(f"\n{folder / 'gpu.json'}\n{folder / 'cluster.yaml'}")
-    return int(any(one["measured"]["trouble"] is not None for one in trials))
+    return int(bool(processes.troubles) or any(trial.trouble is not None for _, trial in trials))
 
 
 if __name__ == "__main__":

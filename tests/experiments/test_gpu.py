@@ -20,7 +20,7 @@ from tests.solvers.problems import cluster
 pytest.importorskip("torch")
 
 
-def content(*measured: dict[str, Any]) -> dict[str, Any]:
+def file_of(*measured: dict[str, Any]) -> dict[str, Any]:
     """A file of trials of one plan, which has gone as each of `measured` says."""
     from tests.runtime.memory_cases import LLAMA
 
@@ -35,7 +35,7 @@ TRAINED = {"seconds": [0.3, 0.1, 0.2], "losses": [6.0], "peak_bytes": [2**30, 2*
 
 
 def test_validate_shows_errors_and_what_was_not_trained(hexiopt: Run, tmp_path: Path) -> None:
-    (tmp_path / "gpu.json").write_text(json.dumps(content(TRAINED, {"trouble": "no answer of rank 0"})))
+    (tmp_path / "gpu.json").write_text(json.dumps(file_of(TRAINED, {"trouble": "no answer of rank 0"})))
     (one, other) = read_trials(tmp_path / "gpu.json")
     assert (one.step_s, one.peak_bytes, one.trouble) == (0.2, 2**31, None)
     assert other.trouble == "no answer of rank 0"
@@ -52,13 +52,13 @@ def test_validate_shows_errors_and_what_was_not_trained(hexiopt: Run, tmp_path: 
         ({"format": "other"}, "format"),
         ({"version": 2}, "version"),
         ({"trials": [{"name": "x", "plan": {}, "measured": {}}]}, "trials"),
-        (content(TRAINED | {"seconds": []}), "seconds: [] is empty"),
-        (content(TRAINED | {"peak_bytes": ["many"]}), "peak_bytes"),
-        (content({"trouble": "hung"}), "none of its 1 plans could be trained"),
+        (file_of(TRAINED | {"seconds": []}), "seconds: [] is empty"),
+        (file_of(TRAINED | {"peak_bytes": ["many"]}), "peak_bytes"),
+        (file_of({"trouble": "hung"}), "none of its 1 plans could be trained"),
     ],
 )
 def test_bad_files_are_refused_in_a_line(hexiopt: Run, tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    (tmp_path / "gpu.json").write_text(json.dumps(content(TRAINED) | change))
+    (tmp_path / "gpu.json").write_text(json.dumps(file_of(TRAINED) | change))
     ran = hexiopt("validate", "data=gpu.json", "hydra.run.dir=out")
     assert ran.code == 2
     assert words in ran.err
@@ -73,9 +73,15 @@ def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path) -> None:
     said = " ".join(ran_here.stdout.split())
     assert said.startswith("No GPU")
     assert "A step of toy" in said
+    assert "rank 1 (process-1:0) ended with exit code -9" in said
+    assert "TP 2 no device memory 0" in said
     trials = read_trials(tmp_path / "gpu" / "gpu.json")
     assert len(trials) == 7
-    losses = [one["measured"]["losses"] for one in json.loads((tmp_path / "gpu" / "gpu.json").read_text())["trials"]]
+    content = json.loads((tmp_path / "gpu" / "gpu.json").read_text())
+    assert content["killed"]["backend"] == "gloo"
+    assert 0 < content["killed"]["ended_s"] < 30
+    assert [one["measured_bytes"] for one in content["communicators"]] == [None] * 5
+    losses = [one["measured"]["losses"] for one in content["trials"]]
     for own in losses:
         assert own == pytest.approx(losses[0], rel=1e-5)
     assert all(one.trouble is None for one in trials)

@@ -19,7 +19,7 @@ from experiments.lab.memory import used_by
 from experiments.lab.processes import ProcessFailedError, run_processes
 from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from hexiopt.files.plan_file import read_plan
-from runtime.device import Tracer, gpu_peak_bytes, num_gpus, taken_device
+from runtime.device import gpu_peak_bytes, num_gpus, taken_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
@@ -58,21 +58,23 @@ class Trial:
 @dataclass(frozen=True)
 class TrialRequest:
     """The plan file, how many steps count, whether layers are compiled, and after how long without an answer the trial
-    is given up. Where `shares_gpu`, all processes compute on the first GPU, each for NCCL as if it were a machine."""
+    is given up. Where `shares_gpu`, all processes compute on the first GPU, each for NCCL as if it were a machine;
+    without `launch_order`, NCCL launches what several communicators run in any order."""
 
     plan: Path
     steps: int
     is_compiled: bool
     limit_s: float
     shares_gpu: bool = False
+    launch_order: bool = True
 
 
 def tried(request: TrialRequest) -> Trial:
     """Train with as many processes as the plan has devices, each with a GPU if there are any."""
-    devices = sorted(read_plan(request.plan).plan.devices())
-    kind = "cuda" if num_gpus() else "cpu"
+    plan_file, kind = read_plan(request.plan), "cuda" if num_gpus() else "cpu"
+    times = StepTimes.priced(plan_file.problem, plan_file.plan)
     try:
-        return _of_all(run_processes(len(devices), kind, _measured, request, kind, devices))
+        return _of_all(run_processes(len(plan_file.plan.devices()), kind, _measured, request, kind, times))
     except ProcessFailedError as error:
         return Trial(trouble=str(error))
 
@@ -84,24 +86,36 @@ def _of_all(told: Sequence[dict[str, Any]]) -> Trial:
         tuple(max(seconds) for seconds in zip(*(one["seconds"] for one in told), strict=True)),
         tuple(told[0]["losses"]),
         tuple(one["peak_bytes"] for one in told),
-        tuple(KernelUse(**one) for one in told[0]["kernels"]),
-        ExchangeTime(**told[0]["exchange"]),
+        told[0]["kernels"],
+        told[0]["exchange"],
     )
 
 
-def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, devices: Sequence[int]) -> dict[str, Any]:
-    """What one rank measures. On a CPU, which counts no peak of its own, tensors are counted in a step more."""
+def join_ranks(
+    kind: str, devices: Sequence[int], num_shares: int, limit_s: float, *, shares_gpu: bool
+) -> tuple[int, torch.device]:
+    """Join the world of all that `run_processes` has started, as the rank and on the device that are returned: of GPUs
+    the one among `devices`, or the first where all share it, of a CPU one of `num_shares`. Ends the process after
+    `limit_s`, whatever it waits for."""
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
     place = torchrun_place()
     assert place is not None, "set by the agent"
-    rank = place.rank
-    signal.setitimer(signal.ITIMER_REAL, request.limit_s)  # ends the process, whatever it waits for
+    if shares_gpu:
+        os.environ["NCCL_HOSTID"] = f"rank-{place.rank}"  # else NCCL refuses two ranks of a host on one GPU
+    device = taken_device(kind, 0 if shares_gpu else devices[place.rank], num_shares)
+    join_world(device, place.rank, place.size, limit_s, address=place.master)
+    return place.rank, device
+
+
+def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, times: StepTimes | None) -> dict[str, Any]:
+    """What one rank measures. On a CPU, which counts no peak of its own, tensors are counted in a step more."""
     plan_file = read_plan(request.plan)
     problem, plan = plan_file.problem, plan_file.plan
-    workload, count = problem.workload, len(plan.devices())
-    if request.shares_gpu:
-        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # else NCCL refuses two ranks of a host on one GPU
-    device = taken_device(kind, 0 if request.shares_gpu else devices[rank], count)
-    join_world(device, rank, count, request.limit_s, address=place.master)
+    workload = problem.workload
+    if not request.launch_order:
+        os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"] = "0"
+    devices, num_shares = sorted(plan.devices()), problem.cluster.num_devices  # by so many processes a CPU was profiled
+    rank, device = join_ranks(kind, devices, num_shares, request.limit_s, shares_gpu=request.shares_gpu)
     trainee = Trainee(
         problem,
         plan,
@@ -109,7 +123,7 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, dev
         DTYPES[workload.precision],
         device,
         partial(drawn, 0, device=device),
-        times=StepTimes.priced(problem, plan) if rank == 0 else None,
+        times=times,
     )
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(problem.model.vocab_size, (workload.global_batch, workload.seq_len + 1), generator=generator)
@@ -129,16 +143,17 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, dev
         trainee.step(sequences, _LR)
         trainee.finish()  # gloo breaks down where what a profiler has seen begin ends after it
 
-    kernels = kernels_of(device, step)
-    with tempfile.TemporaryDirectory() as folder:
-        tracer, path = Tracer(device), Path(folder) / "step.json.gz"
+    kernels, exchange = list[KernelUse](), ExchangeTime()
+    if rank:
         step()
-        tracer.write(path)
-        exchange = exchange_in(path)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "step.json.gz"
+            kernels, exchange = kernels_of(device, step, path), exchange_in(path)
     return {
         "seconds": [outcome.seconds for outcome in outcomes[_WARM_UP_STEPS:]],
         "losses": losses,
         "peak_bytes": used_by(trainee, sequences).peak_bytes if peak_bytes is None else peak_bytes,
-        "exchange": asdict(exchange),
-        "kernels": [asdict(one) for one in kernels[:_SHOWN_KERNELS]],
+        "exchange": exchange,
+        "kernels": tuple(kernels[:_SHOWN_KERNELS]),
     }

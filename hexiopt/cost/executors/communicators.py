@@ -66,27 +66,30 @@ class Communicators:
         """Bytes of all communicators of a device in `num_sums` groups that sum gradients and `num_pairs` pairs, at
         least those that are reserved; `inside_bytes` are those of its TP group or layout.
         """
-        if self._alone or gpu.link == _PROCESSOR:
+        if self._alone:
             return 0.0
-        ring = self._ring_bytes if gpu.peer_to_peer else 0
-        pair = c.PEER_BUFFER_BYTES / 2 if gpu.peer_to_peer else 0.0
-        total = inside_bytes + _bytes(c.WORLD_CHANNELS, ring)
-        for number, buffer in ((num_sums, ring), (num_pairs, pair)):
-            more = max(number, RESERVED_GROUPS)
-            total += more * _bytes(c.LEAST_CHANNELS, buffer)
+        total = inside_bytes + self.sum_bytes(gpu, c.WORLD_CHANNELS)
+        for number, of_each in ((num_sums, self.sum_bytes(gpu)), (num_pairs, self.pair_bytes(gpu))):
+            total += max(number, RESERVED_GROUPS) * of_each
         return total
+
+    def sum_bytes(self, gpu: Gpu, channels: int = c.LEAST_CHANNELS) -> float:
+        """Bytes of a communicator that sums over a ring, on each of its devices."""
+        return _bytes(gpu, channels, self._ring_bytes)
+
+    def pair_bytes(self, gpu: Gpu, channels: int = c.LEAST_CHANNELS) -> float:
+        """Bytes of the communicator of a pair (sender, receiver), on either."""
+        return _bytes(gpu, channels, c.PEER_BUFFER_BYTES / 2)
 
     def tp_group_bytes(self, gpu: Gpu, tp: int) -> float:
         """Bytes of a TP group's communicator on each of its devices."""
-        channels = _default_channels(gpu)
-        return 0.0 if tp == 1 else _bytes(channels, c.PEER_BUFFER_BYTES if gpu.peer_to_peer else 0)
+        return 0.0 if tp == 1 else _bytes(gpu, _default_channels(gpu), c.PEER_BUFFER_BYTES)
 
     def layout_bytes(self, gpu: Gpu, group_size: int, num_groups: int) -> float:
         """Bytes of a sequence layout's communicators, of `num_groups` groups, on a device in one of `group_size`."""
         channels = min(c.LAYOUT_CHANNELS, _default_channels(gpu))
-        peer, ring = (c.PEER_BUFFER_BYTES, self._ring_bytes) if gpu.peer_to_peer else (0, 0)
-        all_to_all = _bytes(channels, peer * (group_size - 1)) if group_size > 1 else 0.0
-        return all_to_all + (_bytes(channels, ring) if num_groups > 1 else 0.0)
+        all_to_all = _bytes(gpu, channels, c.PEER_BUFFER_BYTES * (group_size - 1)) if group_size > 1 else 0.0
+        return all_to_all + (self.sum_bytes(gpu, channels) if num_groups > 1 else 0.0)
 
     def least_bytes(self, gpu: Gpu, tp: int) -> float:
         """Bytes that are reserved for communicators on every device of a TP group."""
@@ -99,7 +102,9 @@ def _default_channels(gpu: Gpu) -> int:
     return int(min(c.MOST_CHANNELS, 2 * links)) or int(c.PCIE_CHANNELS)
 
 
-def _bytes(channels: int, buffer_bytes: float) -> float:
+def _bytes(gpu: Gpu, channels: int, buffer_bytes: float) -> float:
     """Bytes of a communicator with `buffer_bytes` in each channel; its tables are those of a power of two channels."""
-    tables = 1 << (channels - 1).bit_length()
-    return float(c.COMMUNICATOR_BYTES + tables * c.CHANNEL_BYTES + channels * buffer_bytes)
+    if gpu.link == _PROCESSOR:
+        return 0.0
+    tables, buffers = 1 << (channels - 1).bit_length(), buffer_bytes if gpu.peer_to_peer else 0.0
+    return float(c.COMMUNICATOR_BYTES + tables * c.CHANNEL_BYTES + channels * buffers)

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from experiments.lab.trials.plans import TrialPlan, trial_plans
@@ -13,23 +12,25 @@ from experiments.lab.trials.trial import Trial, TrialRequest, tried
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.workload import Workload
+from tests.experiments.lab.trials.gpu import HAS_GPU, first_gpu, needs_gpu
 from tests.runtime.memory_cases import LLAMA
 from tests.solvers.problems import cluster
 
-HAS_GPU = torch.version.cuda is not None and bool(list(Path("/dev").glob("nvidia[0-9]*")))
+__all__ = ["first_gpu"]
+pytestmark = pytest.mark.usefixtures("first_gpu")
+
 WAYS = {plan.name: plan for plan in trial_plans(cluster(("a", "fast", 4)), [LLAMA], LLAMA, Workload(4, 64, "fp32"))}
 QUICK = ("small, 2 pipelines, ZeRO-1", "small, a stage of TP 2, one of 1")
-needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 
 
-def trial(plan: TrialPlan, folder: Path) -> Trial:
+def trial(plan: TrialPlan, folder: Path, launch_order: bool = True) -> Trial:
     path = folder / "plan.json"
     write_plan(path, plan.problem, plan.plan, PlanPricer(plan.problem).price(plan.plan), {})
-    return tried(TrialRequest(path, 2, False, 240.0, shares_gpu=HAS_GPU))
+    return tried(TrialRequest(path, 2, False, 240.0, shares_gpu=HAS_GPU, launch_order=launch_order))
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
+def losses(first_gpu: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, ...]:
     """Of one device."""
     alone = trial(WAYS["small, 1 device"], tmp_path_factory.mktemp("alone"))
     assert alone.trouble is None
@@ -48,13 +49,12 @@ def test_ways_of_communicating(name: str, losses: tuple[float, ...], tmp_path: P
 
 
 @needs_gpu
-@pytest.mark.parametrize("implicit", ["0", "1"])
+@pytest.mark.parametrize("launch_order", [False, True])
 def test_orders_that_ranks_agree_on_need_no_order_of_nccls(
-    implicit: str, losses: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch_order: bool, losses: tuple[float, ...], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", implicit)
     for name in ("small, 2 pipelines of 2 stages, ZeRO-1", "small, 2 interleaved stages"):
-        made = trial(WAYS[name], tmp_path)
+        made = trial(WAYS[name], tmp_path, launch_order)
         assert (made.trouble, made.losses) == (None, pytest.approx(losses, rel=1e-4))
 
 
