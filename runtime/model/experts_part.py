@@ -17,7 +17,7 @@ from torch.nn import functional
 from hexiopt.problem.execution import Execution
 from hexiopt.problem.kinds import Experts
 from runtime.mapping.model_parts import BALANCE, INWARD, OUTWARD, ROUTER, SHARED, SHARED_GATE
-from runtime.model.functions import activated, applied
+from runtime.model.functions import activated, applied, clamped_gate
 from runtime.model.projections import Weights, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
@@ -89,10 +89,7 @@ class ExpertsPart:
 
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         alpha, limit = self.execution.gate_alpha, self.execution.gate_limit
-        if alpha is None:
-            return activated(self.activation, gate, up)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+        return activated(self.activation, gate, up) if alpha is None else clamped_gate(alpha, limit, gate, up)
 
 
 # ------------------------------------------------------------------ grouped products

@@ -139,6 +139,7 @@ class MemoryModel:
             parted=0.0,
             travelling=0.0,
             routed=0.0,
+            combined=float(tokens if sharing.by_columns else micro_batch_size * tokens_between(workload, tp)),
         )
         of_kind = list[Activations[float]]()
         for layer, its_shard in zip(layers, shards, strict=True):
