@@ -1,5 +1,7 @@
 """What layers with experts hold beside what is priced: of each type of models, and where ranks share experts."""
 
+from itertools import product
+
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
@@ -17,7 +19,9 @@ WIDTHS = {"hidden_size": 64, "inner": 48}
 CELLS = {
     "one replica": TensorParallel((0, 1), degree=2),
     "two replicas": TensorParallel((0, 1), degree=1),
-    "uneven": ExpertParallel((ExpertReplica((0,), 3, (2,)), ExpertReplica((1,), 1, (3,)), ExpertReplica((2,), 0, (1,)))),
+    "uneven": ExpertParallel(
+        (ExpertReplica((0,), 3, (2,)), ExpertReplica((1,), 1, (3,)), ExpertReplica((2,), 0, (1,))),
+    ),
 }
 """Stages whose ranks share six experts; in the last one, one rank hosts an expert and has no tokens."""
 
@@ -26,7 +30,7 @@ CELLS = {
     ("model_type", "policy", "precision"),
     slow_but(
         [("qwen2_moe", "none", "bf16"), ("gpt_oss", "selective", "fp32")],
-        [(name, policy, precision) for name in SHAPES for policy in RECOMPUTE_POLICIES for precision in ("bf16", "fp32")],
+        list(product(SHAPES, RECOMPUTE_POLICIES, ("bf16", "fp32"))),
     ),
 )
 def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str, precision: str) -> None:
@@ -39,7 +43,7 @@ def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str
 
 @pytest.mark.parametrize(
     ("model_type", "cell"),
-    slow_but([("qwen2_moe", "uneven")], [(name, cell) for name in ("qwen2_moe", "gpt_oss") for cell in CELLS]),
+    slow_but([("qwen2_moe", "uneven")], product(("qwen2_moe", "gpt_oss"), CELLS)),
 )
 def test_ranks_that_share_experts_hold_in_all_what_is_predicted(model_type: str, cell: str) -> None:
     """Routers send some ranks more than their part; together they hold as much as if they sent to all alike."""
