@@ -174,7 +174,7 @@ class _Saved:
         for weight in self._weights:
             if weight.data_ptr() == tensor.data_ptr() and weight.shape == tensor.shape:
                 return _Packed(weight)
-        packed = _Packed(tensor)
+        packed = _Packed(tensor.detach())  # of what an operation makes, the tensor holds the operation
         if at not in self._lasting:
             self._holders[at] += 1
             if self._holders[at] == 1:

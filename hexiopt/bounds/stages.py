@@ -275,7 +275,9 @@ class _Row:
         once; then, for each of the model's kinds, bytes per layer, and for each policy per layer and micro-batch."""
         memory, holders = model.stages.memory_model(self.tp_group, self.share), self.holders
         policies = recompute_policies(model.problem.workload)
-        growth = _Growth(memory, kinds, last, StateSharding(holders.sharding, holders.most), policies)
+        # Of a tied matrix there are no more copies than two for each of the stage.
+        shards = StateSharding(holders.sharding, holders.most, 2.0 * holders.most if holders.sharding == 1 else None)
+        growth = _Growth(memory, kinds, last, shards, policies)
         free = self.tp_group.gpu.usable_memory_bytes - growth.fixed
         return [free, growth.held, *growth.once, *chain.from_iterable(growth.kinds)]
 

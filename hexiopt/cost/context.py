@@ -10,28 +10,31 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from hexiopt.cost.executors.memory import Holders
 from hexiopt.cost.executors.stage_model import Contention, StageModel
 from hexiopt.cost.extra_communicators import CommunicatorBytes
 from hexiopt.plan.holdings import Holdings, slices
 from hexiopt.plan.parallelism import SequenceParallel
 from hexiopt.plan.plan import Plan, Stage
 
-Holders = tuple[float, ...]  # devices over which a copy's states are spread: one number for all layers, or one a layer
-
 
 class PipelineSharding(NamedTuple):
     """How the states of a pipeline are sharded: by which ZeRO stage, and over how many devices.
 
-    `num_devices` holds for all layers, unless `by_layer` has a number for each [stages][copies][layers].
+    `num_devices` holds for all layers, unless `by_layer` has a number for each [stages][copies][layers]. A tied matrix
+    is spread over `tied_devices` (None: as all else): of all copies, or of each [stages][copies].
     """
 
     zero_stage: int = 0
     num_devices: float = 1
-    by_layer: tuple[tuple[Holders, ...], ...] | None = None
+    by_layer: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    tied_devices: float | tuple[tuple[float, ...], ...] | None = None
 
     def holders(self, stage: int, num_copies: int) -> tuple[Holders, ...]:
         """Over how many devices the states of each copy of a stage are spread [copies]."""
-        return ((self.num_devices,),) * num_copies if self.by_layer is None else self.by_layer[stage]
+        layers = ((self.num_devices,),) * num_copies if self.by_layer is None else self.by_layer[stage]
+        tied = self.tied_devices
+        return tuple(map(Holders, layers, tied[stage] if isinstance(tied, tuple) else (tied,) * num_copies))
 
 
 class PipelineContext(NamedTuple):
@@ -46,13 +49,16 @@ class PipelineContext(NamedTuple):
 def plan_context(plan: Plan, groups: Sequence[int] | None, stages: StageModel) -> Sequence[PipelineContext]:
     """The context of each pipeline of `plan` [pipelines]; `groups` [devices] as of `sharding_groups`."""
     sharding, count = plan.sharding, len(plan.pipelines)
+    tied = stages.spreads_over_ends(sharding.stage)
     contention = contentions(plan, stages)
     if sharding.stage and (
         sharding.groups != "all" or any(len(stage.parallelism.parameter_copies) > 1 for stage in _stages(plan))
     ):
-        shardings: Sequence[PipelineSharding] = state_sharding(plan, groups)
+        shardings: Sequence[PipelineSharding] = state_sharding(plan, groups, tied)
     else:
-        shardings = [PipelineSharding(sharding.stage, count) if sharding.stage else PipelineSharding()] * count
+        at_ends = float(count + sum(len(pipeline.stages) > 1 for pipeline in plan.pipelines)) if tied else None
+        same = PipelineSharding(sharding.stage, count, None, at_ends) if sharding.stage else PipelineSharding()
+        shardings = [same] * count
         if not any(contention):
             return [PipelineContext(shardings[0], ())] * count
     return list(map(PipelineContext, shardings, contention))
@@ -79,13 +85,18 @@ def contentions(plan: Plan, stages: StageModel) -> Sequence[Contention]:
     return [tuple(sorted((r, users[r]) for r in frozenset().union(*line) if users[r] > 1)) for line in resources]
 
 
-def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSharding]:
-    """How the states of each pipeline are sharded, layer by layer [pipelines]; `groups` as of `plan_context`."""
+def state_sharding(plan: Plan, groups: Sequence[int] | None, tied: bool = False) -> list[PipelineSharding]:
+    """How the states of each pipeline are sharded, layer by layer, and with `tied` those of a matrix at both ends
+    [pipelines]; `groups` as of `plan_context`."""
     held = Holdings.of(plan.pipelines)
     spread: list[dict[int, float]] = []  # [layers], by the number of the copy
     for layers, members in held.layers:
         of_layer = _num_holders([held.copies[m] for m in members], members, groups)
         spread += [defaultdict(partial(float, len(members)), of_layer)] * len(layers)  # as many, of experts alone
+    at_ends = defaultdict[int, float](float)
+    if tied:
+        ends = sorted({*held.layers[0][1], *held.layers[-1][1]})
+        at_ends = defaultdict(partial(float, len(ends)), _num_holders([held.copies[m] for m in ends], ends, groups))
     return [
         PipelineSharding(
             plan.sharding.stage,
@@ -95,6 +106,7 @@ def state_sharding(plan: Plan, groups: Sequence[int] | None) -> list[PipelineSha
                 )
                 for stage, copies in zip(pipeline.stages, numbers, strict=True)
             ),
+            tied_devices=tuple(tuple(at_ends[copy] for copy in copies) for copies in numbers) if tied else None,
         )
         for pipeline, numbers in zip(plan.pipelines, held.stages, strict=True)
     ]

@@ -135,6 +135,15 @@ class JobLayout:
         return (f"{what}: micro-batches of {' and '.join(map(str, sorted(sizes)))} where the plan has {plan}",)
 
 
+def tied_notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """A note on a tied matrix, whose states ZeRO-1 of trainers spreads over data parallelism alone: they sum its
+    gradients over both ends by themselves (Megatron-LM, `finalize_model_grads.py`; DeepSpeed, `pipe/engine.py`)."""
+    if plan.sharding.stage != 1 or not problem.parameters.tied_params or len(plan.pipelines[0].stages) == 1:
+        return ()
+    apart = "first and last stage each spread the states of the tied matrix over their own replicas alone"
+    return (f"{apart}, where the plan was priced with those of both",)
+
+
 def rank_groups(ranks: Sequence[int], tp: int, num_stages: int, pipeline_major: bool = False) -> tuple[Groups, ...]:
     """The devices of each replica of each stage of a grid, whose devices in the order of ranks are `ranks`.
 

@@ -45,6 +45,7 @@ class Framework:
     expert_passes: float = 1.0
     copies_to_machines: bool = False
     expert_columns: bool = False
+    spreads_over_ends: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -119,6 +120,7 @@ def _read(section: Section, name: str, values: Mapping[str, float], casts: Secti
         section.number("expert_passes", at_least=0, at_most=1, default=1.0),
         section.flag("copies_to_machines", default=False),
         section.flag("expert_columns", default=False),
+        section.flag("spreads_over_ends", default=False),
     )
     section.finish()
     return framework
@@ -131,8 +133,8 @@ def default_framework() -> Framework:
 
 def calibration_sha256() -> str:
     """SHA-256 of the constants of the cost model, so that a plan file says which constants priced the plan."""
-    # Files written before adapters and experts were priced have no such fields.
-    switches = {"copies_to_machines": False, "expert_columns": False}
+    # Files written before adapters, experts and tied matrices were priced have no such fields.
+    switches = {"copies_to_machines": False, "expert_columns": False, "spreads_over_ends": True}
     later = {"adapter_traffic": 1.0, "exchange_exposed": 1.0, "expert_passes": 1.0, **switches}
     framework = {name: value for name, value in asdict(default_framework()).items() if later.get(name) != value}
     return sha256_of({"coefficients": COEFFICIENTS, "fitted": constant_values(), "framework": framework})

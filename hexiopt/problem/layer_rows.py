@@ -9,6 +9,7 @@ from hexiopt.problem.kinds import Attention, Dense, Experts, LayerKind, Recurren
 from hexiopt.problem.operators import Layer, LayerOperator, Split
 
 _RESIDUAL_PASSES = (c.LAYER_HIDDEN_PASSES - 2 * c.NORM_PASSES) // 2  # of each of two residual adds
+_NUMBER = 2  # statistics that a number of 64 bits takes as much as
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,11 @@ class _Rows:
         return rows
 
     def experts(self, part: Experts) -> list[LayerOperator]:
-        """Router, projection to the experts' width, experts, projection back, shared columns."""
+        """Router, projection to the experts' width, experts, sums of what these make, projection back, shared columns.
+
+        The router stores scores, normalised weights of what is chosen and their sum; the exchange stores where each
+        copy of a token goes and comes from, before it leaves and once it came. Such numbers have 64 bits.
+        """
         width, inward = part.width(self.hidden), 2 if part.gated else 1
         router = LayerOperator(
             name="router",
@@ -217,7 +222,7 @@ class _Rows:
             vectors=Split(
                 part.router_bias * part.count + part.router_vectors * self.hidden + part.expert_scales * part.count
             ),
-            statistics=Split(2 * part.count),
+            statistics=Split(part.count + (_NUMBER + 1) * part.top_k + 1),
         )
         rows = [router]
         latent = LayerOperator(
@@ -238,6 +243,7 @@ class _Rows:
                 weights=Split(experts=inward * width * part.ffn_size),
                 vectors=Split(experts=part.bias * inward * part.ffn_size),
                 stores_cast=Split(width),
+                statistics=Split(2 * _NUMBER),
             ),
             LayerOperator(
                 name="experts' activation",
@@ -254,7 +260,14 @@ class _Rows:
                 routed=True,
                 weights=Split(experts=part.ffn_size * width),
                 vectors=Split(experts=part.bias * width),
-                stores=Split(width * (not part.scales_input)),
+            ),
+            # What each expert made of a token, unless what it reads was weighted; and its weight.
+            LayerOperator(
+                name="sum over experts",
+                after=True,
+                combined=True,
+                stores=Split((width * (not part.scales_input) + 1) * part.top_k),
+                statistics=Split(2 * _NUMBER * part.top_k),
             ),
         ]
         if part.latent:
@@ -263,7 +276,14 @@ class _Rows:
         if part.shared:
             rows += self.columns("shared experts", part.gated, part.shared_bias, Split(shared=1), self.hidden)
         if part.shared_gate:
-            rows.append(LayerOperator(name="gate of shared experts", after=True, weights=Split(self.hidden)))
+            gate = LayerOperator(
+                name="gate of shared experts",
+                after=True,
+                divided=True,
+                weights=Split(self.hidden),
+                stores=Split(self.hidden + 1),
+            )
+            rows.append(gate)
         return rows
 
 

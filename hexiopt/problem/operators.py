@@ -94,7 +94,7 @@ class LayerOperator:
     elements in the width of activations, and `remakes_exact` in FP32, all of a layer's at once. Sequence parallelism
     divides the tokens of `divided` operators. `after` marks operators after attention. The amounts of `routed`
     operators, weights aside, are for one of the copies of a token that go to an expert, and their weights have a part
-    for each expert.
+    for each expert; those of `combined` ones are for a token whose copies come back to the rank.
     """
 
     name: str
@@ -110,6 +110,7 @@ class LayerOperator:
     remakes_exact: Split = _NONE
     divided: bool = False
     routed: bool = False
+    combined: bool = False
 
 
 class ElementwiseShare(NamedTuple):
@@ -135,12 +136,14 @@ class Product(NamedTuple):
 
 class LayerShare(NamedTuple):
     """What a rank of a TP group has of a layer: its matrix products, the sums of all but parameters, and those of
-    operators on copies of tokens that experts take; the number of element-wise kernels; what backwards make anew per
-    token, in elements of the width of activations and of FP32; and what follows the last operator that does so."""
+    operators on copies of tokens that experts take, and on tokens whose copies come back; the number of element-wise
+    kernels; what backwards make anew per token, in elements of the width of activations and of FP32; and what follows
+    the last operator that does so."""
 
     products: tuple[Product, ...]
     elementwise: tuple[ElementwiseShare, ...]
     routed: ElementwiseShare
+    combined: ElementwiseShare
     kernels: int
     remakes: int
     remakes_exact: int
@@ -230,15 +233,17 @@ class Layer:
         return share
 
     def _share(self, shard: Shard) -> LayerShare:
-        whole = [row for row in self.operators if not row.routed]
+        whole = [row for row in self.operators if not row.routed and not row.combined]
         products = [Product(row.after, weights, row.divided) for row in whole if (weights := row.weights.on(shard))]
-        routed = _elementwise([row for row in self.operators if row.routed], True, False, shard)
+        routed, combined = (
+            _elementwise(list(filter(attrgetter(name), self.operators)), True, False, shard)
+            for name in ("routed", "combined")
+        )
         kernels = sum(row.moves != _NONE for row in self.operators)
         remakes, exact = (_sum(map(attrgetter(name), whole)).on(shard) for name in ("remakes", "remakes_exact"))
         end = max([at for at, row in enumerate(whole, 1) if row.remakes_exact != _NONE], default=len(whole))
-        return LayerShare(
-            tuple(products), _groups(whole, shard), routed, kernels, remakes, exact, _groups(whole[end:], shard)
-        )
+        elementwise, following = _groups(whole, shard), _groups(whole[end:], shard)
+        return LayerShare(tuple(products), elementwise, routed, combined, kernels, remakes, exact, following)
 
 
 def groups_on_rank(heads: int, groups: int, tp: int) -> int:

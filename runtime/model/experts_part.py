@@ -27,7 +27,7 @@ from runtime.mapping.model_parts import (
     SHARED,
     SHARED_GATE,
 )
-from runtime.model.functions import activated, applied
+from runtime.model.functions import activated, applied, clamped_gate
 from runtime.model.projections import Weights, columns, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
@@ -110,10 +110,7 @@ class ExpertsPart:
         if not self.part.gated:
             return activated(self.activation, inner)
         (gate, up), alpha, limit = inner.chunk(2, -1), self.execution.gate_alpha, self.execution.gate_limit
-        if alpha is None:
-            return activated(self.activation, gate, up)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+        return activated(self.activation, gate, up) if alpha is None else clamped_gate(alpha, limit, gate, up)
 
 
 # ------------------------------------------------------------------ grouped products

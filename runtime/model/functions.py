@@ -72,6 +72,12 @@ def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
     return applied(_Activated, activation, x, up)
 
 
+def clamped_gate(alpha: float, limit: float, gate: Tensor, up: Tensor) -> Tensor:
+    """(up + 1) · gate · sigmoid(alpha · gate), with the gate at most `limit` and `up` within ±limit. Keeps both, and
+    nothing else."""
+    return applied(_ClampedGate, alpha, limit, gate, up)
+
+
 def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     """run(*inputs), of which only the inputs are kept: the backward runs it again. One of them must require a gradient,
     or nothing in `run` gets any."""
@@ -161,6 +167,25 @@ class _Activated(torch.autograd.Function):
             return None, of_input(grad, x), None
         wide = as_type_of(up, x)
         return None, as_type_of(x, of_input(grad * up, wide)), grad * activate(wide)
+
+
+class _ClampedGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, alpha: float, limit: float, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.alpha, ctx.limit = alpha, limit
+        low = gate.clamp(max=limit)
+        return (up.clamp(-limit, limit) + 1) * (low * torch.sigmoid(low * alpha))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor, Tensor]:
+        (gate, up), (grad,) = ctx.saved_tensors, grads
+        low = gate.clamp(max=ctx.limit)
+        share = torch.sigmoid(low * ctx.alpha)
+        of_product = grad * (up.clamp(-ctx.limit, ctx.limit) + 1)
+        of_gate = _aten.sigmoid_backward(of_product * low, share).mul_(ctx.alpha).add_(of_product * share)
+        of_up = (low * share).mul_(grad)
+        return None, None, of_gate.masked_fill_(gate > ctx.limit, 0), of_up.masked_fill_(up.abs() > ctx.limit, 0)
 
 
 class _Recomputed(torch.autograd.Function):

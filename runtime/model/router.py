@@ -48,7 +48,8 @@ _TINY = 1e-20  # where all scores are 0
 
 
 def _top(scores: Tensor, count: int) -> Tensor:
-    return scores.sort(stable=True, dim=-1, descending=True).indices[:, :count]
+    # Of its own, as the choices are kept: a view would keep the order of all.
+    return scores.sort(stable=True, dim=-1, descending=True).indices[:, :count].contiguous()
 
 
 def _limited(wanted: Tensor, rule: RouterRule) -> Tensor:

@@ -10,7 +10,8 @@ and recompute policies are rows; `devices` are bits of a mask in their machine, 
 
 *State* (`state.py`): a candidate and its times. Moves write what is marked (*); the evaluator writes all else.
 - `plan[0]`: num_pipelines*, zero_stage*, by_machine* (sharding groups are machines), policy* (the only one of all
-  stages; -1: any), forwards_first*; holders (of states, as the layers assume), step_s, pipeline_s, relaxed_s.
+  stages; -1: any), forwards_first*; holders (of states, as the layers assume), apart (1: twice as many
+  of those of a tied matrix), step_s, pipeline_s, relaxed_s.
 - `pipelines[p]`: num_stages*, size* (row of `tables.sizes`); fits, batches, in_flight (assumed), missing (layers that
   do not fit), end_s (of `timed` micro-batches), period_s, shape.
 - `stages[p, s]`: machine*, mask*; degree, group (row of the TP class, -1: not allowed), layers, depth (micro-batches in

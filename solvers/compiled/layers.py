@@ -63,26 +63,35 @@ def stage_step_s(group: Any, layers: int, first: bool, last: bool) -> Any:
 
 
 @kernel
-def ends_bytes(group: Any, first: int, last: int, holders: int) -> Any:
-    """Bytes of the states of embedding and LM head, as far as a stage has them, spread over `holders`."""
+def tied_step_s(group: Any, first: bool, last: bool) -> Any:
+    """Of these, those of a matrix that both ends spread together."""
+    return group.tied_step_s if first or last else 0.0
+
+
+@kernel
+def ends_bytes(group: Any, first: int, last: int, holders: int, tied_holders: int) -> Any:
+    """Bytes of the states of embedding and LM head, as far as a stage has them, spread over `holders`, those of a tied
+    matrix over `tied_holders`."""
     whole = first * group.embedding_bytes
     spread = first * group.embedding_sharded_bytes
     if last:
         whole += group.head_bytes_beside if first else group.head_bytes
         spread += group.head_sharded_bytes_beside if first else group.head_sharded_bytes
-    return whole + spread / holders
+    tied = group.tied_sharded_bytes if first or last else 0.0
+    return whole + (spread - tied) / holders + tied / tied_holders
 
 
 @kernel
 def room_bytes(problem: Any, group: Any, cost: Any, stage: Any, at: Any) -> Any:
     """Bytes that a stage has for layers and what they store, and bytes of a layer's states; divided by what
     fragmentation takes beside activations. `at`: micro-batches in flight, whether it is the first and the last stage (0
-    or 1), the ZeRO stage, pairs beyond the reserved ones."""
-    count, first, last, zero_stage, pairs = at
+    or 1), the ZeRO stage, pairs beyond the reserved ones, whether as many more hold a tied matrix (0 or 1)."""
+    count, first, last, zero_stage, pairs, apart = at
     holders = stage.holders if zero_stage else 1
+    tied_holders = holders * (1 + apart) if zero_stage else 1
     more = 1.0 + problem.fragmentation
     limit = group.limit_bytes - stage.room * group.sum_bytes - pairs * group.pair_bytes
-    room = (limit - ends_bytes(group, first, last, holders)) / more - cost.buffer_bytes
+    room = (limit - ends_bytes(group, first, last, holders, tied_holders)) / more - cost.buffer_bytes
     if first:
         room -= count * cost.token_bytes
     if last:
@@ -157,8 +166,8 @@ def fill_options(
 @kernel
 def option_key(stage: Any, size: int, at: Any, only: int) -> Any:
     """Everything that the least seconds of a stage depend on, as a number. `at`, `only` as of `fill_options`."""
-    count, first, last, zero_stage, pairs = at
-    key = stage.group
+    count, first, last, zero_stage, pairs, apart = at
+    key = stage.group << 1 | apart
     key = key << 4 | size
     key = key << 16 | min(count, MOST_IN_FLIGHT)
     key = key << 2 | first << 1 | last
@@ -324,7 +333,7 @@ def position(plan: Any, pipeline: Any, stages: Any, p: int, s: int) -> Any:
     """What the memory of a stage depends on beside its layers: `at` of `room_bytes`."""
     count = pipeline.num_stages
     first, last = 1 if s == 0 else 0, 1 if s == count - 1 else 0
-    return in_flight(plan, pipeline, s), first, last, plan.zero_stage, pairs_of(stages, p, count, s)
+    return in_flight(plan, pipeline, s), first, last, plan.zero_stage, pairs_of(stages, p, count, s), plan.apart
 
 
 @entry

@@ -159,7 +159,7 @@ def add_rings(
 @kernel
 def note_shards(groups: Any, members: Any, state: Any, times: Any, bounds: Any, layers: int, ends: int) -> None:
     """Add to `step_s` of the members of a segment of `layers`, whose states are spread inside machines. `bounds`:
-    first, end. `ends`: 1 if it is the first segment, + 2 if the last."""
+    first, end. `ends`: 1 if it is the first segment, + 2 if the last, + 4 if `note_tied` adds a tied matrix."""
     first, end = bounds
     i = first
     while i < end:
@@ -172,7 +172,21 @@ def note_shards(groups: Any, members: Any, state: Any, times: Any, bounds: Any, 
                 seconds += group.embedding_step_s
             if ends & 2:
                 seconds += group.head_step_s_beside if s == 0 else group.head_step_s
+            if ends & 4 and (ends & 1 or (ends & 2 and s > 0)):
+                seconds -= group.tied_step_s
             times[p, s].step_s += seconds / (j - i)
+        i = j
+
+
+@kernel
+def note_tied(groups: Any, members: Any, state: Any, times: Any, first: int, end: int) -> None:
+    """Add to `tied_s` of the members that hold a tied matrix, whose states are spread inside machines."""
+    i = first
+    while i < end:
+        j = end_of_run(members, i, end)
+        for k in range(i, j):
+            p, s = members[k].pipeline, members[k].stage
+            times[p, s].tied_s += groups[state.stages[p, s].group, state.pipelines[p].size].tied_step_s / (j - i)
         i = j
 
 
@@ -222,7 +236,7 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
             params += problem.head_params
         num = add_rings(machines, members, rings, times, (first, end, by_machine), params, last, num)
         if by_machine:
-            note_shards(groups, members, state, times, (first, end), cut - at, ends)
+            note_shards(groups, members, state, times, (first, end), cut - at, ends + (4 if deep > 1 else 0))
         at = cut
         for k in range(first, end if at < num_layers else first):
             p = members[k].pipeline
@@ -238,6 +252,8 @@ def collect_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         num = add_rings(
             machines, members, rings, times, (first, end, by_machine), problem.tied_params, problem.tied_params, num
         )
+        if by_machine:
+            note_tied(groups, members, state, times, first, end)
     return num
 
 
@@ -439,7 +455,7 @@ def make_rings(tables: Any, work: Any, state: Any, count: int) -> int:
         p = work.active[k]
         for s in range(state.pipelines[p].num_stages):
             own = times[p, s]
-            own.port = own.wait_s = own.between_wait_s = own.step_s = 0.0
+            own.port = own.wait_s = own.between_wait_s = own.step_s = own.tied_s = 0.0
             own.ring = -1
             stages[p, s].sums = 0
     work.load[:] = 0.0

@@ -18,6 +18,7 @@ PLAN = np.dtype(
         ("policy", "i8"),
         ("forwards_first", "i8"),
         ("holders", "i8"),
+        ("apart", "i8"),
         ("step_s", "f8"),
         ("pipeline_s", "f8"),
         ("relaxed_s", "f8"),
@@ -133,6 +134,7 @@ TIMES = np.dtype(  # of a stage in a step
         ("ring", "i8"),  # the last one inside its machine; -1: none yet
         ("converts", "i8"),  # 1: of it gradients are converted to be summed
         ("step_s", "f8"),  # the optimizer's memory traffic, of the states that a device has
+        ("tied_s", "f8"),  # and of a tied matrix's, where they are spread over both ends
     ],
     align=True,
 )

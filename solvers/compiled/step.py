@@ -8,7 +8,7 @@ import numpy as np
 from solvers.compiled.batches import divide_batch, last_end
 from solvers.compiled.gathers import delay_pipelines
 from solvers.compiled.kernels import entry, kernel
-from solvers.compiled.layers import RESERVED, split, stage_step_s
+from solvers.compiled.layers import RESERVED, split, stage_step_s, tied_step_s
 from solvers.compiled.messages import forget_messages, send_messages
 from solvers.compiled.pipelines import clear_added, steady_after, time_pipeline
 from solvers.compiled.rings import make_rings
@@ -30,10 +30,10 @@ GATHERS_BY_PART = 2
 
 @kernel
 def begin_step(
-    groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int, spread: int
+    groups: Any, pipelines: Any, stages: Any, times: Any, active: Any, batches: Any, count: int, spread: Any
 ) -> Any:
     """When the stages of the active pipelines are ready, and the last pipeline ends. `spread`: over how many devices
-    states are, 0 if `step_s` says so."""
+    states are, and those of a tied matrix; 0 if `step_s` and `tied_s` say so."""
     pipeline_s = 0.0
     for k in range(count):
         p = active[k]
@@ -43,10 +43,13 @@ def begin_step(
         for s in range(pipeline.num_stages):
             stage, own = stages[p, s], times[p, s]
             group = groups[stage.group, pipeline.size]
-            if spread:
-                own.step_s = stage_step_s(group, stage.layers, s == 0, s == pipeline.num_stages - 1) / spread
+            if spread[0]:
+                first, last = s == 0, s == pipeline.num_stages - 1
+                tied_s = tied_step_s(group, first, last)
+                own.step_s = (stage_step_s(group, stage.layers, first, last) - tied_s) / spread[0]
+                own.tied_s = tied_s / spread[1]
             own.ready_s, own.converts = end - stage.early_s, 0
-            own.optimizer_s = max(group.launch_s, own.step_s) + stage.layers * group.layer_products_s
+            own.optimizer_s = max(group.launch_s, own.step_s + own.tied_s) + stage.layers * group.layer_products_s
     return pipeline_s
 
 
@@ -170,7 +173,8 @@ def step_s(tables: Any, work: Any, state: Any, count: int) -> Any:
     problem, stages, times, rings = tables.problem[0], state.stages, work.times, work.rings
     zero_stage, active, pipelines = state.plan[0].zero_stage, work.active, state.pipelines
     num = make_rings(tables, work, state, count)
-    spread = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
+    devices = 0 if state.plan[0].by_machine else (count if zero_stage else 1)
+    spread = devices, devices + (count_apart(work, state, count) if zero_stage else 0)
     pipeline_s = begin_step(tables.groups, pipelines, stages, times, active, work.batches, count, spread)
     state.plan[0].pipeline_s = pipeline_s
     convert_gradients(tables, work, state, num)
@@ -324,19 +328,32 @@ def count_fitting(work: Any, state: Any) -> int:
 
 
 @kernel
+def count_apart(work: Any, state: Any, count: int) -> int:
+    """How many of the active pipelines have a first and a last stage that differ."""
+    found = 0
+    for k in range(count):
+        found += 1 if state.pipelines[work.active[k]].num_stages > 1 else 0
+    return found
+
+
+@kernel
 def spread_states(tables: Any, work: Any, state: Any) -> None:
-    """Spread states over as many holders as there are pipelines that fit, or a little fewer; layers follow."""
+    """Spread states over as many holders as there are pipelines that fit, or a little fewer; layers follow. Those of a
+    tied matrix are spread over twice as many where all pipelines have several stages."""
     plan = state.plan[0]
     for _ in range(3):
-        count = max(1, count_fitting(work, state))
+        fitting = count_fitting(work, state)
+        count, apart = max(1, fitting), 0
+        if plan.zero_stage == 1 and not plan.by_machine and fitting and count_apart(work, state, fitting) == fitting:
+            apart = 1
         if count > _MANY:
             grid = 1
             while grid * _GRID <= count:
                 grid *= 2
             count = count // grid * grid
-        if count == plan.holders:
+        if count == plan.holders and apart == plan.apart:
             return
-        plan.holders = count
+        plan.holders, plan.apart = count, apart
         if plan.zero_stage != 1 or plan.by_machine:
             return
         for p in range(plan.num_pipelines):
@@ -403,8 +420,9 @@ def make_room(groups: Any, work: Any, state: Any, count: int) -> bool:
                 stage.room = (more + _ROOM_STEP - 1) // _ROOM_STEP * _ROOM_STEP
                 tight = True
             if by_machine:
-                whole_s = stage_step_s(groups[stage.group, pipeline.size], stage.layers, s == 0, s == num_stages - 1)
-                mean = whole_s / work.times[p, s].step_s
+                group, first, last = groups[stage.group, pipeline.size], s == 0, s == num_stages - 1
+                own, whole_s = work.times[p, s], stage_step_s(group, stage.layers, first, last)
+                mean = (whole_s - (tied_step_s(group, first, last) if own.tied_s > 0.0 else 0.0)) / own.step_s
                 if stage.holders > mean + 1e-6:
                     stage.holders = max(1, int(mean + 1e-6))
                     tight = True
@@ -464,7 +482,7 @@ def refresh(tables: Any, work: Any, state: Any) -> Any:
     forget_touched(work)
     clear_added(work.columns)
     plan = state.plan[0]
-    plan.holders = max(1, plan.num_pipelines)
+    plan.holders, plan.apart = max(1, plan.num_pipelines), 0
     for p in range(plan.num_pipelines):
         state.pipelines[p].batches = 0
         for s in range(state.pipelines[p].num_stages):

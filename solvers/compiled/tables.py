@@ -90,10 +90,12 @@ GROUP = np.dtype(
         ("embedding_sharded_bytes", "f8"),
         ("head_sharded_bytes", "f8"),
         ("head_sharded_bytes_beside", "f8"),
+        ("tied_sharded_bytes", "f8"),  # of these, what first and last stages spread together
         ("layer_step_s", "f8"),  # optimizer step: memory traffic
         ("embedding_step_s", "f8"),
         ("head_step_s", "f8"),
         ("head_step_s_beside", "f8"),
+        ("tied_step_s", "f8"),
         ("layer_products_s", "f8"),  # and products of whole matrices
         ("limit_bytes", "f8"),  # without communicators, and a rounding less
         ("sum_bytes", "f8"),  # of a group that sums gradients, beyond the reserved ones
@@ -285,12 +287,15 @@ class _Classes:
         held_bytes = sizes.weight + sizes.gradient + stages.problem.workload.sum_buffer_bytes
         # Searches count the copies of a stage; each of its replicas that share experts is one more that ZeRO counts.
         per_copy = (1.0 / stages.cell(group, size).replicas,) * 2
-        s_per_byte = clock.memory_s(_MANY) / _MANY
+        s_per_byte, tied = clock.memory_s(_MANY) / _MANY, float(stages.spreads_over_ends(1))
+        sharded = own.moment_bytes.plus(own.spread.times(sizes.master, sizes.master)).times(*per_copy)
+        step_bytes = own.step_bytes.times(*per_copy)
         return (
             group.tp,
             *own.frozen_bytes.plus(own.params.times(held_bytes, held_bytes)).units,
-            *(own.moment_bytes.plus(own.spread.times(sizes.master, sizes.master)).times(*per_copy).units),
-            *(s_per_byte * num_bytes for num_bytes in own.step_bytes.times(*per_copy).units),
+            *sharded.units,
+            tied * sharded.tied,
+            *(s_per_byte * num_bytes for num_bytes in (*step_bytes.units, tied * step_bytes.tied)),
             products_s(stages.problem.parameters, clock.gemm_s),
             group.gpu.usable_memory_bytes * (1 - 1e-12) - memory.communicator_bytes,
             held(group.gpu, 0.0, RESERVED_GROUPS + 1) - held(group.gpu, 0.0, RESERVED_GROUPS),

@@ -196,7 +196,10 @@ class PlanCompleter:
     def _shards(self, partition: Partition) -> StateSharding:
         """How states are sharded, at the least number of holders."""
         if partition.groups == "all":
-            return StateSharding(partition.sharding, partition.num_pipelines)
+            stages, tied = self.pricer.features.stages, None
+            if stages is not None and stages.spreads_over_ends(partition.sharding):
+                tied = float(sum(own.width * (1 + (len(own.stages) > 1)) for own in partition.pipeline_groups))
+            return StateSharding(partition.sharding, partition.num_pipelines, tied)
         stages_of_groups = (
             stage_groups for pipeline_group in partition.pipeline_groups for stage_groups in pipeline_group.stages
         )

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hexiopt.cost.context import PipelineContext, plan_context
+from hexiopt.cost.executors.memory import Holders
 from hexiopt.cost.executors.ranges import Floats, Ints, LayerRanges
 from hexiopt.cost.executors.stage_model import RangesKey, StageModel, StagePlace
 from hexiopt.plan.holdings import sharding_groups
@@ -59,7 +60,7 @@ def _split(pipeline: Pipeline, plan: Plan, context: PipelineContext, stages: Sta
     for s, stage in enumerate(pipeline.stages):
         copies = len(stage.parallelism.parameter_copies)
         # By how many devices the states of each copy are spread at least.
-        holders = tuple([(min(of_copy),) for of_copy in context.sharding.holders(s, copies)])
+        holders = tuple([Holders((min(layers),), tied) for layers, tied in context.sharding.holders(s, copies)])
         place = StagePlace(s == 0, s == count - 1, in_flight[s], plan.sharding.stage)
         policies = None if space.recompute_per_stage else stage.recompute
         key = stages.ranges_key(stage, pipeline.micro_batch_size), place, holders, policies
@@ -133,7 +134,7 @@ class _Choices:
         stages: StageModel,
         key: RangesKey,
         place: StagePlace,
-        holders: tuple[tuple[float, ...], ...],
+        holders: tuple[Holders, ...],
         policies: Recompute | None,
     ) -> "_Choices":
         """Of a stage; `policies`: those to which it is bound, if to any."""

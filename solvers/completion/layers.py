@@ -71,7 +71,7 @@ class LayerSplitter:
         round_trip_s: tuple[float, ...],
     ) -> tuple[StageLayers, ...] | int:
         p = len(works)
-        spread = [shards._replace(num_devices=shards.num_devices + more) for more in more_holders] or [shards] * p
+        spread = [shards.with_more(more) for more in more_holders] or [shards] * p
         options = [
             self.options[own, at.first, at.last, micro_batch_size, in_flight(schedule, at), spread[at.stage]]
             for own, at in zip(works, positions(p, batches, chunks), strict=True)

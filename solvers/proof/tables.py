@@ -91,7 +91,8 @@ class ProofTables:
 
     def sharding_of(self, group: TpGroup, pipelines: int) -> StateSharding:
         """The states of a stage on `group`, over the most copies that so many pipelines may have of it."""
-        return StateSharding(self.zero_stage, group.replicas + (pipelines - 1) * self._most_replicas)
+        most, others = group.replicas + (pipelines - 1) * self._most_replicas, pipelines * self._most_replicas
+        return StateSharding(self.zero_stage, most, float(most + others) if self.zero_stage == 1 else None)
 
     @property
     def most_stages(self) -> int:

@@ -58,7 +58,7 @@ class Compared:
 
 def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tuple[int, int], Used]]:
     """What each rank uses in a step of the plan, and its pipeline and stage."""
-    problem = _problem(plan, model, workload)
+    problem = problem_of(plan, model, workload)
 
     def work(rank: int) -> Any:
         dtype, times = DTYPES[workload.precision], StepTimes.priced(problem, plan)
@@ -74,13 +74,13 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
     return run_ranks(len(plan.devices()), work)
 
 
-def _problem(plan: Plan, model: ModelSpec, workload: Workload) -> Problem:
+def problem_of(plan: Plan, model: ModelSpec, workload: Workload) -> Problem:
     return Problem(cluster(("a", "fast", max(plan.devices()) + 1), fast_gib=64.0), model, workload)
 
 
 def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
     """What the plan is predicted to use, and what it does."""
-    cost, ranks = PlanPricer(_problem(plan, model, workload)).price(plan), measured(plan, model, workload)
+    cost, ranks = PlanPricer(problem_of(plan, model, workload)).price(plan), measured(plan, model, workload)
     found = []
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):

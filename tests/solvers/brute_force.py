@@ -48,12 +48,19 @@ _ROUNDING = 1 - 1e-12
 
 @dataclass(frozen=True)
 class Common:
-    """What a plan's pipelines have in common; `holders` is the most copies of a layer over which states are spread."""
+    """What a plan's pipelines have in common; `holders` is the most copies of a layer over which states are spread, and
+    `tied` those of a matrix that first and last stages spread together, if they do."""
 
     schedule: Schedule
     policies: tuple[str, ...]
     zero_stage: int
     holders: int
+    tied: float | None
+
+    @property
+    def context(self) -> PipelineContext:
+        """Of a pipeline alone."""
+        return PipelineContext(PipelineSharding(self.zero_stage, self.holders, None, self.tied), ())
 
 
 @dataclass(frozen=True)
@@ -114,9 +121,11 @@ class _BruteForce:
         policies = recompute_policies(workload)
         sets = [policies] if self._problem.space.recompute_per_stage else [(policy,) for policy in policies]
         holders = sum(max(map(self._copies, line)) for line in assignment)
+        ends = float(sum(self._copies(line[0]) + (len(line) > 1) * self._copies(line[-1]) for line in assignment))
         for schedule, chosen, stage in itertools.product(schedules(workload), sets, sharding_stages(workload)):
             if stage < 2 or schedule.lockstep:
-                yield Common(schedule, chosen, stage, holders if stage else 1)
+                tied = ends if self._pricer.stages.spreads_over_ends(stage) else None
+                yield Common(schedule, chosen, stage, holders if stage else 1, tied)
 
     def _copies(self, stage: tuple[tuple[int, ...], ...]) -> int:
         """The most copies of a layer on the replicas of a stage."""
@@ -169,20 +178,18 @@ class _BruteForce:
 
     def _alone(self, pipeline: Pipeline, common: Common) -> PipelineCost:
         self._count()
-        around = PipelineContext(PipelineSharding(common.zero_stage, common.holders), ())
-        [cost] = self._pricer.network([place(pipeline, common.schedule, around, self._pricer.stages)])
+        [cost] = self._pricer.network([place(pipeline, common.schedule, common.context, self._pricer.stages)])
         return cost
 
     def _least_recomputes(self, pipeline: Pipeline, s: int, common: Common) -> list[Recompute]:
         """The first policies of each chain with which stage s fits; the other stages do not matter."""
         found = dict[Recompute, None]()
         stages = pipeline.stages
-        around = PipelineContext(PipelineSharding(common.zero_stage, common.holders), ())
 
         def fits(recompute: Recompute) -> bool:
             self._count()
             other = replace(pipeline, stages=(*stages[:s], replace(stages[s], recompute=recompute), *stages[s + 1 :]))
-            placed = place(other, common.schedule, around, self._pricer.stages)
+            placed = place(other, common.schedule, common.context, self._pricer.stages)
             return placed.stages[s].excess_bytes <= 0
 
         per_layer = self._problem.space.recompute_per_layer

@@ -26,7 +26,8 @@ class MicroBatchShare(Generic[Amount]):
     query heads share them unevenly. `gathered`: 1 where a TP group gathers `tokens` from the `between` of its ranks,
     else 0. `fused`: 1 where attention is fused, else 0; `scores`: where it is not, the (query, key) pairs of a head
     whose probabilities are stored. `parted`: 1 where an all-to-all takes heads to other devices, else 0. `travelling`:
-    bytes of buffers for all-to-all and rings. `routed`: copies of tokens that come to the device's experts.
+    bytes of buffers for all-to-all and rings. `routed`: copies of tokens that come to the device's experts; `combined`:
+    tokens over whose copies it sums.
     """
 
     between: Amount
@@ -42,6 +43,7 @@ class MicroBatchShare(Generic[Amount]):
     parted: Amount
     travelling: Amount
     routed: Amount
+    combined: Amount
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ class Activations(Generic[Amount]):
         on_rank = rows.on(shard)
         for row in on_rank.elementwise:
             layer = layer + (share.between if row.divided else share.tokens) * stored_bytes(row)
-        layer = layer + share.routed * stored_bytes(on_rank.routed)
+        of_copies = share.routed * stored_bytes(on_rank.routed) + share.combined * stored_bytes(on_rank.combined)
+        layer = layer + of_copies
         remade = moment = 0.0 * layer
         if recurrent := rows.kind.recurrent:
             scanned = share.tokens * (ceil(workload.seq_len / recurrent.chunk) * recurrent.chunk / workload.seq_len)
             moment = scanned * float(c.ACCUMULATOR_BYTES * shard.state_heads * recurrent.moment_elements)
             remade = scanned * float(width * on_rank.remakes + c.ACCUMULATOR_BYTES * on_rank.remakes_exact)
             # Of what follows, the backward has let go by then.
-            remade = remade - share.routed * stored_bytes(on_rank.routed)
+            remade = remade - of_copies
             for row in on_rank.following:
                 remade = remade - (share.between if row.divided else share.tokens) * stored_bytes(row)
         if (lora := workload.adapters) is not None:

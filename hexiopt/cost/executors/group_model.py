@@ -348,7 +348,7 @@ class GroupModel:
         self, model: MemoryModel, gpu: Gpu, num_layers: Layers, ends: tuple[bool, bool], shards: StateSharding
     ) -> float:
         clock, states = self._clocks[gpu.name], model.sharded_states if shards.stage else model.rank_states
-        seconds = clock.memory_s(states.step_bytes.stage(num_layers, *ends) / shards.spread)
+        seconds = clock.memory_s(shards.share(states.step_bytes, num_layers, *ends))
         count = num_layers if isinstance(num_layers, int) else sum(num_layers)
         return seconds + count * products_s(self.problem.parameters, clock.gemm_s)
 

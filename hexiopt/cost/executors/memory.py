@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hexiopt.cost.executors.activations import Activations, MicroBatchShare, mean
 from hexiopt.cost.executors.compute import Amount
 from hexiopt.cost.executors.experts.times import ExpertSharing
-from hexiopt.cost.executors.states import Layers, RankStates
+from hexiopt.cost.executors.states import ByUnit, Layers, RankStates
 from hexiopt.memo import Memo
 from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu
@@ -78,19 +78,34 @@ class StateSharding(NamedTuple):
     ZeRO-1 spreads master weights and moments, ZeRO-2 gradients too, ZeRO-3 weights too (Rajbhandari et al., arXiv
     1910.02054, section 5), which it gathers unit by unit. Of norms and biases ZeRO-2 and ZeRO-3 spread no more than
     ZeRO-1, as DeepSpeed with parameters below `stage3_param_persistence_threshold`. `num_devices` is a mean where
-    parameters differ in it.
+    parameters differ in it. ZeRO-1 spreads a matrix that first and last stages hold together over `tied_devices`, those
+    of both (None: over as many as all else).
     """
 
     stage: int = 0
     num_devices: float = 1
+    tied_devices: float | None = None
 
-    @property
-    def spread(self) -> float:
-        """The number of devices over which master weights and moments are spread."""
-        return self.num_devices if self.stage else 1
+    def with_more(self, count: int) -> "StateSharding":
+        """Over so many more devices."""
+        tied = self.tied_devices
+        return StateSharding(self.stage, self.num_devices + count, None if tied is None else tied + count)
+
+    def share(self, amounts: ByUnit, num_layers: Layers, first: bool, last: bool) -> float:
+        """What a device has of the `amounts` of master weights or moments of a stage, as of `ByUnit.stage`."""
+        devices = self.num_devices if self.stage else 1
+        return amounts.spread(num_layers, first, last, devices, self.tied_devices or devices)
 
 
 UNSHARDED = StateSharding()
+
+
+class Holders(NamedTuple):
+    """Over how many devices the states of a copy of a stage are spread: one number for all layers, or one a layer; and
+    those of a tied matrix, as of `StateSharding`."""
+
+    layers: tuple[float, ...]
+    tied: float | None = None
 
 
 class MemoryModel:
@@ -139,6 +154,7 @@ class MemoryModel:
             parted=0.0,
             travelling=0.0,
             routed=0.0,
+            combined=float(tokens if sharing.by_columns else micro_batch_size * tokens_between(workload, tp)),
         )
         of_kind = list[Activations[float]]()
         for layer, its_shard in zip(layers, shards, strict=True):
@@ -189,17 +205,18 @@ class MemoryModel:
         """Trained parameters on the fullest rank of a stage of so many mean layers, or layers of each kind."""
         return self.rank_states.params.stage(num_layers, first, last)
 
-    def mean_holders(self, holders: Sequence[float], first: bool, last: bool) -> float:
-        """The mean number of devices over which the states of a stage are spread; `holders` has that of each layer
-        [layers], or of all."""
-        if len(set(holders)) == 1:
-            return holders[0]
-        sharded = (
-            self.rank_states.params.layer * sum(1 / n for n in holders)
-            + (self.num_params(0, True, False) / holders[0] if first else 0.0)
-            + (self.num_params(0, first, True) - self.num_params(0, first, False)) / holders[-1] * last
-        )
-        return self.num_params(len(holders), first, last) / sharded
+    def sharding(self, zero_stage: int, holders: Holders, first: bool, last: bool) -> StateSharding:
+        """How the states of a stage are spread, over the mean number of devices."""
+        layers, tied = holders
+        if len(set(layers)) == 1:
+            return StateSharding(zero_stage, layers[0], tied)
+        apart = 0.0 if tied is None else self.rank_states.params.tied
+        embedding = self.num_params(0, True, False) - apart if first else 0.0
+        head = self.num_params(0, first, True) - self.num_params(0, first, False) if last else 0.0
+        head -= apart if last and not first else 0.0
+        whole = self.num_params(len(layers), False, False) + embedding + head
+        sharded = self.rank_states.params.layer * sum(1 / n for n in layers) + embedding / layers[0] + head / layers[-1]
+        return StateSharding(zero_stage, whole / sharded, tied)
 
     def whole_params(self, num_layers: int, first: bool, last: bool) -> float:
         """The most parameters, without norms and biases, of units that a device of a ZeRO-3 stage holds whole beside
@@ -291,7 +308,7 @@ class MemoryModel:
     ) -> tuple[float, float, float, float]:
         """Bytes of weights, gradients, master weights and moments on the fullest device of a stage of so many mean
         layers, or layers of each kind."""
-        (stage, count), at = shards, (num_layers, first, last)
+        (stage, count, _), at = shards, (num_layers, first, last)
         rank = self.sharded_states if stage else self.rank_states
         params = weights = gradients = self.num_params(*at)
         if stage >= 2 and count > 1:
@@ -300,12 +317,12 @@ class MemoryModel:
             gradients = (params - vectors) / count + vectors + self.whole_params(layers, first, last)
             if stage == 3:
                 weights = gradients
-        sizes, spread = self._workload.states, shards.spread
+        sizes = self._workload.states
         return (
             weights * sizes.weight + rank.frozen_bytes.stage(*at),
             gradients * (sizes.gradient + self._workload.sum_buffer_bytes),
-            rank.spread.stage(*at) * sizes.master / spread,
-            rank.moment_bytes.stage(*at) / spread,
+            shards.share(rank.spread, *at) * sizes.master,
+            shards.share(rank.moment_bytes, *at),
         )
 
     def max_layers(

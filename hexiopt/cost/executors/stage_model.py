@@ -14,7 +14,7 @@ import numpy as np
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, Unit, units_of
 from hexiopt.cost.executors.experts.stage import ExpertParallelStage
 from hexiopt.cost.executors.group_model import GroupModel
-from hexiopt.cost.executors.memory import StateSharding, most_together
+from hexiopt.cost.executors.memory import Holders, StateSharding, most_together
 from hexiopt.cost.executors.network_load import LinkTable
 from hexiopt.cost.executors.ranges import Ints, LayerRanges, RangeBytes, counts_by_kind
 from hexiopt.cost.executors.routes import Routes
@@ -54,7 +54,7 @@ class _GroupStage(NamedTuple):
     recompute: Recompute
     samples: int
     place: StagePlace
-    holders: tuple[float, ...]
+    holders: Holders
 
 
 class _LayoutStage(NamedTuple):
@@ -62,7 +62,7 @@ class _LayoutStage(NamedTuple):
     policies: Recompute
     micro_batch_size: int
     place: StagePlace
-    holders: tuple[tuple[float, ...], ...]
+    holders: tuple[Holders, ...]
     contention: Contention
 
 
@@ -71,7 +71,7 @@ class _ExpertStage(NamedTuple):
     layers: tuple[tuple[int, int], ...]
     recompute: Recompute
     place: StagePlace
-    holders: tuple[tuple[float, ...], ...]
+    holders: tuple[Holders, ...]
 
 
 RangesKey = tuple[tuple[TpGroup, int], ...] | ExpertParallel
@@ -99,6 +99,10 @@ class StageModel(GroupModel):
         self._expert_costs = Memo(self._price_experts, _MEMO_SIZE)
         self._links = LinkTable(problem.cluster)
 
+    def spreads_over_ends(self, zero_stage: int) -> bool:
+        """Whether the states of a tied matrix are spread over all that hold it, not those of a first or last stage."""
+        return zero_stage == 1 and self.framework.spreads_over_ends and self.problem.parameters.tied_params > 0
+
     def sequence_stage(
         self, layout: SequenceParallel, micro_batch_size: int, contention: Contention = ()
     ) -> SequenceStage:
@@ -116,13 +120,12 @@ class StageModel(GroupModel):
         stage: Stage,
         micro_batch_size: int,
         place: StagePlace,
-        holders: Sequence[tuple[float, ...]],
+        holders: Sequence[Holders],
         contention: Contention = (),
     ) -> tuple[ExecutorCost, ...]:
         """The cost of each executor of a stage [executors].
 
-        The states of a parameter copy are spread over `holders` [copies] devices: one number for all layers, or one a
-        layer.
+        The states of a parameter copy are spread over `holders` [copies].
         """
         match stage.parallelism:
             case SequenceParallel() as layout:
@@ -167,7 +170,7 @@ class StageModel(GroupModel):
                 raise InputError("plan: stages with sequence layouts have layers of one kind")
 
     def ranges(
-        self, key: RangesKey, place: StagePlace, holders: Sequence[tuple[float, ...]], policies: tuple[str, ...]
+        self, key: RangesKey, place: StagePlace, holders: Sequence[Holders], policies: tuple[str, ...]
     ) -> LayerRanges:
         """The stage of `ranges_key` with any range of layers, all under one of `policies`; arguments as of `executors`,
         one layer range, and one number of `holders` for all layers."""
@@ -186,12 +189,12 @@ class StageModel(GroupModel):
             models = [(self.memory_model(group, n), group.gpu) for group, n in key]
             if len(models) == 1:  # whose replicas share experts
                 models *= len(holders)
-        copies = dict.fromkeys(zip(models, [row[0] for row in holders], strict=True))
+        copies = dict.fromkeys(zip(models, holders, strict=True))
         bytes_of = [
             RangeBytes.of(
-                model, gpu.usable_memory_bytes, policies, (first, last), in_flight, StateSharding(zero_stage, spread)
+                model, gpu.usable_memory_bytes, policies, (first, last), in_flight, StateSharding(zero_stage, n, tied)
             )
-            for (model, gpu), spread in copies
+            for (model, gpu), ((n,), tied) in copies
         ]
         return LayerRanges(policies, self._kind_counts, np.array(layer_s), ends_s, tuple(bytes_of))
 
@@ -212,7 +215,7 @@ class StageModel(GroupModel):
         ranges = [recompute] * (final + 1)
         if len(recompute) > 1:
             ranges = [recompute[start:end] for start, end in pairwise([0, *accumulate(lengths)])]
-        sharding = StateSharding(zero_stage, model.mean_holders(holders, first, last))
+        sharding = model.sharding(zero_stage, holders, first, last)
         ends = [(first and k == 0, last and k == final) for k in range(final + 1)]
         together = most_together(ranges)
         num_layers: Layers
@@ -246,7 +249,7 @@ class StageModel(GroupModel):
         first, last, in_flight, zero_stage, queued = place
         ((count,),) = in_flight
         stage = self.sequence_stage(layout, size, contention)
-        spread = {same: StateSharding(zero_stage, stage.alone.mean_holders(same, first, last)) for same in set(holders)}
+        spread = {same: stage.alone.sharding(zero_stage, same, first, last) for same in set(holders)}
         memories = {
             shards: stage.memory.per_device(stage.memory.stage((policies,), first, last, (count,), shards))
             for shards in set(spread.values())

@@ -15,13 +15,14 @@ Layers = int | tuple[int, ...]
 
 class ByUnit(NamedTuple):
     """An amount of the mean layer, of the embedding, and of the LM head, alone in its stage or beside the embedding,
-    with which it shares a tied matrix; and of a layer of each kind."""
+    with which it shares a tied matrix; of a layer of each kind; and of that matrix, which counts with both."""
 
     layer: float
     embedding: float
     head: float
     head_beside: float
     layers: tuple[float, ...]
+    tied: float
 
     @classmethod
     def of(cls, amounts: Iterable[tuple[ParameterGroup, float]], shares: Sequence[float]) -> "ByUnit":
@@ -31,14 +32,13 @@ class ByUnit(NamedTuple):
             sums[group.holder] += amount * (shares[group.kind] if group.holder == "layer" else 1.0)
             layers[group.kind] += amount * (group.holder == "layer")
         embedding, head = sums["first"] + sums["ends"], sums["last"] + sums["ends"]
-        return cls(sums["layer"], embedding, head, sums["last"], tuple(layers))
+        return cls(sums["layer"], embedding, head, sums["last"], tuple(layers), sums["ends"])
 
     def times(self, layer: float, ends: float) -> "ByUnit":
         """The amounts, that of a layer times `layer`, the others times `ends`."""
         embedding, head, head_beside = self.embedding * ends, self.head * ends, self.head_beside * ends
-        return ByUnit(
-            self.layer * layer, embedding, head, head_beside, tuple([amount * layer for amount in self.layers])
-        )
+        layers = tuple([amount * layer for amount in self.layers])
+        return ByUnit(self.layer * layer, embedding, head, head_beside, layers, self.tied * ends)
 
     @property
     def units(self) -> tuple[float, float, float, float]:
@@ -49,7 +49,7 @@ class ByUnit(NamedTuple):
         """The sums of amounts."""
         layers = tuple(map(add, self.layers, other.layers))
         layer, embedding, head, head_beside = map(add, self.units, other.units)
-        return ByUnit(layer, embedding, head, head_beside, layers)
+        return ByUnit(layer, embedding, head, head_beside, layers, self.tied + other.tied)
 
     def stage(self, num_layers: Layers, first: bool, last: bool) -> float:
         """The amount of a stage of so many mean layers, or of so many layers of each kind."""
@@ -59,6 +59,11 @@ class ByUnit(NamedTuple):
         if last:
             amount += self.head_beside if first else self.head
         return amount
+
+    def spread(self, num_layers: Layers, first: bool, last: bool, devices: float, tied_devices: float) -> float:
+        """As `stage`, on one of the `devices` that share it, of a tied matrix on one of `tied_devices`."""
+        tied = self.tied if first or last else 0.0
+        return (self.stage(num_layers, first, last) - tied) / devices + tied / tied_devices
 
 
 @dataclass(frozen=True, slots=True)

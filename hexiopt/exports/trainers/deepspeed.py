@@ -28,6 +28,7 @@ from hexiopt.exports.layout import (
     devices_of_experts,
     grid_of,
     schedule_of,
+    tied_notes,
     uniform_policy,
     uniform_tp,
     zero_stage,
@@ -198,7 +199,7 @@ class DeepSpeedFormat(Trainer):
         else:
             zero = zero_stage(plan, (1, 0), refuse)
             keys, of_ours, notes = _with_pipeline(workload, grid, tp, policy)
-        notes = (*grid.notes(), *notes)
+        notes = (*grid.notes(), *notes, *tied_notes(problem, plan))
         mixed = workload.precision != "fp32"
         document = {
             "train_batch_size": grid.global_batch,

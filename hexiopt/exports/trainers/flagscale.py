@@ -27,6 +27,7 @@ from hexiopt.exports.layout import (
     group_recompute,
     note_lines,
     schedule_of,
+    tied_notes,
     zero_stage,
 )
 from hexiopt.exports.shell.scripts import Words
@@ -396,7 +397,7 @@ class FlagScaleFormat(MegatronFormat):
         system, model = _system(problem, chain, zero, refuse), _model(problem, chain)
         settings = {**system, **model}
         differences = difference_notes(problem, max(chain.stages[0].tp, chain.stages[-1].tp))
-        notes = (*chain.cell_notes(), *differences)
+        notes = (*chain.cell_notes(), *differences, *tied_notes(problem, plan))
         header = [
             f"# For {TARGET}, heterogeneous training. Rank r runs on the GPU of row r of ranks.tsv: "
             "start ranks in that",

@@ -21,6 +21,7 @@ from hexiopt.exports.layout import (
     grid_of,
     note_lines,
     schedule_of,
+    tied_notes,
     uniform_tp,
     zero_stage,
 )
@@ -309,7 +310,7 @@ class MegatronFormat(Trainer):
         arguments, grid, devices = plan_arguments(problem, plan, self)
         model = model_arguments(problem.model, problem.workload.seq_len)
         program = "pretrain_mamba.py" if is_hybrid(problem.model) else "pretrain_gpt.py"
-        notes = (*grid.notes(), *difference_notes(problem, grid.stages[0].tp))
+        notes = (*grid.notes(), *difference_notes(problem, grid.stages[0].tp), *tied_notes(problem, plan))
         lines = [
             f"# For {TARGET}: arguments of {program}, with --data-path and the like still to add. Rank r runs on",
             "# the GPU of row r of ranks.tsv.",

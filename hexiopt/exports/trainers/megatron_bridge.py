@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hexiopt.exports.formats import ImportContext, ImportedPlan, Program
-from hexiopt.exports.layout import note_lines
+from hexiopt.exports.layout import note_lines, tied_notes
 from hexiopt.exports.python_settings import Computed, python_settings
 from hexiopt.exports.shell.scripts import Words
 from hexiopt.exports.shell.values import Unknown
@@ -139,10 +139,11 @@ class MegatronBridgeFormat(MegatronFormat):
     def write(self, problem: Problem, plan: Plan) -> Program:
         arguments, grid, devices = plan_arguments(problem, plan, self)
         arguments["seq-length"] = [str(problem.workload.seq_len)]
+        notes = (*grid.notes(), *tied_notes(problem, plan))
         lines = [
             f"# For {TARGET}: overrides of a recipe for {problem.model.name}. Rank r runs on the",
             "# GPU of row r of ranks.tsv.",
-            *note_lines(grid.notes()),
+            *note_lines(notes),
             *(f"{OVERRIDES[name]}={_value(name, values)}" for name, values in arguments.items()),
         ]
         if grid.num_chunks > 1:
@@ -160,7 +161,7 @@ class MegatronBridgeFormat(MegatronFormat):
             {FILE: "\n".join(lines) + "\n"},
             setup="set -f",
             environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-            notes=grid.notes(),
+            notes=notes,
         )
 
     def read(self, text: str, context: ImportContext) -> ImportedPlan:

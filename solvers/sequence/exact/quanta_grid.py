@@ -190,6 +190,7 @@ class QuantaGrid:
                 parted=float(parted),
                 travelling=travelling,
                 routed=0.0,
+                combined=0.0,
             )
             kept = Activations.of(model, workload, largest_shard(model, 1), amounts)
             stored = held * kept.of_range(Counter(policies), True, False)

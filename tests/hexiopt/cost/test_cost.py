@@ -153,7 +153,9 @@ def test_memory_is_that_of_the_position(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     model = PlanPricer(problem)
     cost = model.price(plan)
-    shards = StateSharding(plan.sharding.stage, len(plan.pipelines))
+    copies = len(plan.pipelines) + sum(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
+    spread = plan.sharding.stage == 1 and problem.model.tied_embeddings and problem.workload.adapters is None
+    shards = StateSharding(plan.sharding.stage, len(plan.pipelines), copies if spread else None)
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         count = len(pipeline.stages)
         for k, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
@@ -239,6 +241,9 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
                 tail = memory.num_params(0, *ends) - memory.num_params(0, ends[0], False)
                 expected += (memory.num_params(0, ends[0], False)) / num_holders(plan, 0)
                 expected += tail / num_holders(plan, problem.model.num_layers - 1)
+                if any(ends):  # a tied matrix is spread over both ends
+                    of_end = num_holders(plan, 0 if ends[0] else problem.model.num_layers - 1)
+                    expected += memory.rank_states.params.tied * (1 / num_ends(plan) - 1 / of_end)
                 assert one.memory.optimizer == pytest.approx(8 * expected)
 
 
@@ -250,6 +255,12 @@ def num_holders(plan: Plan, layer: int) -> int:
         for stage in pipeline.stages
         if any(first <= layer < end for first, end in stage.layers)
     )
+
+
+def num_ends(plan: Plan) -> int:
+    """Replicas of all pipelines that hold the first or the last layer."""
+    ends = [{id(stage): stage for stage in (own.stages[0], own.stages[-1])} for own in plan.pipelines]
+    return sum(len(stage.parallelism.replicas) for own in ends for stage in own.values())
 
 
 @given(plan=format_plans(CLUSTER, max_layers=MODEL.num_layers))

@@ -179,6 +179,29 @@ def test_holders_of_a_machine_by_hand() -> None:
             assert own == replace(whole, master=whole.master / parts, optimizer=whole.optimizer / parts)
 
 
+def test_a_tied_matrix_is_spread_over_the_ends_of_all_pipelines_by_hand() -> None:
+    """Of four stages' ends in two pipelines and of a pipeline of one stage, which is both: five copies; in a machine, a
+    has three of them and b two."""
+    lines = (
+        Pipeline((Stage.of((0,), 0, 3), Stage.of((1,), 3, 6)), 4),
+        Pipeline((Stage.of((2,), 0, 2), Stage.of((5,), 2, 4), Stage.of((4,), 4, 6)), 4),
+        Pipeline((Stage.of((6,), 0, 6),), 4),
+    )
+    model = PlanPricer(replace(PROBLEM, model=TIED))
+    whole = [own.stages for own in model.price(Plan(lines, ONE_F_ONE_B)).pipelines]
+    matrix = 4.0 * TIED.vocabulary_params
+    for groups, of_a, of_b, others in (("all", 5, 5, ((3, 3), (3, 3, 3), (3,))), ("machine", 3, 2, None)):
+        cost = model.price(Plan(lines, ONE_F_ONE_B, Sharding(1, groups)))
+        for p, own in enumerate(cost.pipelines):
+            for s, stage in enumerate(own.stages):
+                at_end, in_a = s in (0, len(own.stages) - 1), lines[p].stages[s].devices[0] < 4
+                share = matrix / (of_a if in_a else of_b) if at_end else 0.0
+                rest = whole[p][s].memory.master - matrix * at_end
+                if others is not None:
+                    assert stage.memory.master == pytest.approx(share + rest / others[p][s])
+                assert share + rest / 3 <= stage.memory.master * (1 + 1e-12) <= share + rest * (1 + 1e-9)
+
+
 def test_slices_in_unequal_groups_spread_as_much_as_they_do_together() -> None:
     """TP 2 against TP 1: the first half of a layer is shared by two devices, the second is alone in its group."""
     lines = (Pipeline((Stage.of((0, 1), 0, 6),), 8), Pipeline((Stage.of((2,), 0, 6),), 8))
@@ -317,7 +340,11 @@ def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan
     held = [[one.memory for p in cost.pipelines for s in p.stages for one in s.executors] for cost in each]
     for whole, one, two in zip(*held, strict=True):
         assert states(whole) >= states(one) * (1 - 1e-12)
-        assert replace(two, gradients=one.gradients, reserve=one.reserve) == one
+        # From ZeRO-2 on either end spreads a tied matrix by itself.
+        assert free.model.tied_embeddings or (two.master, two.optimizer) == (one.master, one.optimizer)
+        assert (two.master, two.optimizer) >= (one.master, one.optimizer)
+        same = {"gradients": one.gradients, "master": one.master, "optimizer": one.optimizer, "reserve": one.reserve}
+        assert replace(two, **same) == one
         assert two.gradients <= 2 * one.gradients  # of two units whole, which may be all that there are
     # Scattering layer by layer takes no less than computing does.
     assert each[2].pipeline_s >= each[1].pipeline_s * (1 - 1e-12)

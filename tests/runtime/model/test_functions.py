@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.model.functions import ACTIVATIONS, activated, recomputed, rms_norm, rotated
+from runtime.model.functions import ACTIVATIONS, activated, clamped_gate, recomputed, rms_norm, rotated
 from runtime.model.tensor_parallel import RankTpGroup
 
 UNSHARDED = RankTpGroup(0, ((0, 3),), adapter_scale=1.5)
@@ -33,6 +33,12 @@ def plain_rotation(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return torch.cat(both, dim=2)
 
 
+def plain_clamped_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """As transformers has it of gpt-oss, with a limit that some values are beyond."""
+    gate, up = gate.clamp(max=0.5), up.clamp(-0.5, 0.5)
+    return (up + 1) * (gate * torch.sigmoid(gate * 1.7))
+
+
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
     "norm without weights": (
@@ -50,6 +56,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
         for name, (act, _) in ACTIVATIONS.items()
     },
     **{name: (partial(activated, name), act, (drawn(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
+    "clamped gate": (partial(clamped_gate, 1.7, 0.5), plain_clamped_gate, (drawn(3, 2, 5), drawn(3, 2, 5).flip(0))),
     "norm of one plus weights": (
         lambda x, w: rms_norm(x, w, 0.1, is_unit=True),
         lambda x, w: plain_norm(x, 1 + w),
@@ -138,6 +145,7 @@ def test_what_is_kept() -> None:
     x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
     assert saved_elements(lambda: activated("silu", x, up)) == 60
+    assert saved_elements(lambda: clamped_gate(1.7, 0.5, x, up)) == 60
     assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
     q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
     assert saved_elements(lambda: rotated(*TABLES, q, k)[0]) == 18 + 18

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise, product
 import pytest
 
 from hexiopt.cost.executors.executor import ExecutorCost
+from hexiopt.cost.executors.memory import Holders
 from hexiopt.cost.executors.stage_model import StagePlace
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TensorParallel
@@ -54,7 +55,7 @@ def _least_bottleneck_s(problem: Problem, plan: Plan, pricer: PlanPricer) -> flo
 
     def seconds(s: int, span: tuple[int, int]) -> float:
         stage, at = pipeline.stages[s], StagePlace(s == 0, s == last, in_flight[s])
-        holders = ((1.0,),) * len(stage.parallelism.parameter_copies)
+        holders = (Holders((1.0,)),) * len(stage.parallelism.parameter_copies)
         best = float("inf")
         for policies in _choices(problem, span[1] - span[0]):
             (cost,) = pricer.stages.executors(Stage(stage.parallelism, (span,), policies), 2, at, holders)

@@ -16,7 +16,7 @@ from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, Paramet
 from hexiopt.cost.executors.experts.times import DeviceShare, ExpertSharing, ExpertTimes, uneven_exchange_s
 from hexiopt.cost.executors.experts.waves import WavePhases, wave_times
 from hexiopt.cost.executors.layer_times import LayerTimes
-from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
+from hexiopt.cost.executors.memory import Holders, Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
 from hexiopt.errors import InputError
@@ -173,11 +173,11 @@ class ExpertParallelStage:
         together: int,
         first_policy: str,
         place: tuple[bool, bool, InFlight, int, int],
-        holders: Sequence[tuple[float, ...]],
+        holders: Sequence[Holders],
     ) -> ExecutorCost:
         """The cost of the stage at its `place` (`StagePlace`) with so many layers of each kind and policy
-        [ranges][kinds], up to so many recomputed `together`; states of a copy are spread over `holders` [copies]
-        devices."""
+        [ranges][kinds], up to so many recomputed `together`; states of a copy are spread over `holders`
+        [copies]."""
         first, last, in_flight, zero_stage, queued = place
         final = len(ranges) - 1
         ends = [(first and k == 0, last and k == final) for k in range(final + 1)]
@@ -185,7 +185,7 @@ class ExpertParallelStage:
         layers = tuple([sum([counts.total() for counts in column]) for column in zip(*ranges, strict=True)])
         copies = []
         for (model, gpu), spread in zip(self.memory_models, holders, strict=True):
-            shards = StateSharding(zero_stage, model.mean_holders(spread, first, last))
+            shards = model.sharding(zero_stage, spread, first, last)
             memory = model.stage_of_kinds(ranges, first, last, in_flight, shards, together)
             memory = memory.with_buffers(queued * model.activations.message)
             copies.append(self._parts.copy_of(model, memory, gpu, layers, (first, last), shards))

@@ -63,6 +63,7 @@ class SequenceMemory:
             parted=parted,
             travelling=travelling,
             routed=np.zeros_like(tokens),
+            combined=np.zeros_like(tokens),
         )
         self.activations = Activations.of(model, workload, largest_shard(model, 1), share)
 

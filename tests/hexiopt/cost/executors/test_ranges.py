@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from hexiopt.cost.executors.memory import Holders
 from hexiopt.cost.executors.ranges import counts_by_kind
 from hexiopt.cost.executors.stage_model import StagePlace
 from hexiopt.cost.pricer import PlanPricer
@@ -55,7 +56,7 @@ def test_every_range_costs_what_its_stage_does(name: str, zero: int) -> None:
         problem = Problem(CLUSTER, model, Workload(16, 1024), Space(uneven_experts=True))
         stages, held = PlanPricer(problem).stages, holding(rng.randrange(1, 5))
         place = StagePlace(rng.random() < 0.5, rng.random() < 0.5, held, zero)
-        holders = [(float(rng.randrange(1, 4)),)] * len(parallelism.parameter_copies)
+        holders = [Holders((float(rng.randrange(1, 4)),))] * len(parallelism.parameter_copies)
         key = stages.ranges_key(Stage(parallelism, ((0, 1),)), 4)
         ranges = stages.ranges(key, place, holders, POLICIES)
         for p, policy in enumerate(POLICIES):

@@ -1,22 +1,45 @@
 """The small languages of trainers' files: layouts, shell arguments, rules without a parser, and what is refused."""
 
+import itertools
 import json
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from hexiopt.errors import InputError
 from hexiopt.exports.formats import ImportContext
+from hexiopt.exports.presets import restrict
 from hexiopt.exports.shell.scripts import read_script
 from hexiopt.exports.trainers.pipeline_layout import layout_text, read_layout
 from hexiopt.exports.trainers.registry import TRAINERS
+from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
+from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.hexiopt.exports.random_plans import LLAMA_7B, cuts, drawn
 
 CLUSTER = Cluster.of({"a100_80gb_sxm": 8}, name="c")
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron_bridge", "flagscale", "deepspeed"])
+def test_trainers_that_spread_a_tied_matrix_less_than_is_priced_say_so(name: str) -> None:
+    """Not with a matrix for each end, without ZeRO-1, or where one stage is both ends."""
+    trainer, tied = TRAINERS[name], replace(LLAMA_7B, tied_embeddings=True)
+    for model, zero, stages in itertools.product((tied, LLAMA_7B), (1, 0), (2, 1)):
+        problem = restrict(Problem(CLUSTER, model, Workload(8, 2048)), trainer)
+        ends = [k * LLAMA_7B.num_layers // stages for k in range(stages + 1)]
+        pipelines = (
+            Pipeline(tuple(Stage.of((2 * p + s,), *span, "full") for s, span in enumerate(pairwise(ends))), 4)
+            for p in range(2)
+        )
+        program = trainer.write(problem, Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero)))
+        said = any("tied matrix" in note for note in program.notes)
+        assert said == (model is tied and zero == 1 and stages == 2), (model.tied_embeddings, zero, stages)
 
 
 def test_layouts_are_read_back() -> None:
