@@ -283,3 +283,9 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
     """Seconds of an optimizer step over `num_params` parameters of layers on a device: memory traffic only."""
     return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)
+
+
+def quantization_s(clock: OperatorTimes, model: ModelSpec, workload: Workload, tokens: Amount) -> Amount:
+    """Seconds for a message of so many `tokens`: a memory-bound kernel reads one form and writes the other."""
+    hidden = model.hidden_size
+    return clock.memory_s(tokens * float(hidden * workload.element_bytes + workload.message_bytes(hidden)))

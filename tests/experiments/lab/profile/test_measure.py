@@ -7,13 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments.lab.profile.devices import own_device
 from experiments.lab.profile.fit import fit_channel, fit_efficiency, fit_ring, measured_rates
 from experiments.lab.profile.links import Links
-from experiments.lab.profile.operators import OperatorBench, from_both_ends, spread
+from experiments.lab.profile.operators import OperatorBench, Timer, from_both_ends, spread
 from experiments.lab.profile.points import MeasuredPoint, Measurement, of_kind
-from experiments.lab.profile.rank import Request, measure
-from experiments.lab.profile.timing import Timer
+from experiments.lab.profile.rank import Request, measure, own_device
 from hexiopt.errors import InputError
 from runtime.launch.torchrun import ProcessPlace
 from tests.runtime.ranks import run_ranks
