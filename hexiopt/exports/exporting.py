@@ -66,7 +66,7 @@ def write_program(problem: Problem, plan: Plan, trainer: Trainer) -> Program:
     """Write the plan in the trainer's terms. Raises InputError if the trainer cannot train the model, or express it."""
     if trainer.name != EXECUTOR:
         _check_expressible(problem, plan, trainer)
-    return trainer.write(problem, _with_degrees(problem, plan))
+    return trainer.write(problem, PlanPricer(problem).with_degrees(plan) if problem.model.shares_experts else plan)
 
 
 def _check_expressible(problem: Problem, plan: Plan, trainer: Trainer) -> None:
@@ -114,11 +114,6 @@ def _check_expressible(problem: Problem, plan: Plan, trainer: Trainer) -> None:
             f"export.format: {trainer.name} cannot sum gradients in {precision}; plan with "
             f"workload.gradient_precision={TRAINING}"
         )
-
-
-def _with_degrees(problem: Problem, plan: Plan) -> Plan:
-    """The plan, all of whose stages that share experts say how many replicas they are."""
-    return PlanPricer(problem).with_degrees(plan) if problem.model.shares_experts else plan
 
 
 def export_files(problem: Problem, plan: Plan, format: str, program: Program, options: LaunchOptions) -> Exported:

@@ -2,11 +2,11 @@
 
 import platform
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,13 @@ def _measure(
         own, device = own_device(request.machine, place.local, place.num_local, request.precision)
     except InputError as error:
         refused = str(error)
-    told = _gathered({"refused": refused, "device": None if own is None else own.to_dict()}, place)
-    _raise_first(told)
-    devices = [Device.from_dict(one["device"]) for one in told]
+    _raise_first(_gathered(refused, place))
+    devices: list[Device] = _gathered(own, place)
     try:
         check(devices)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered({"refused": refused}, place))
+    _raise_first(_gathered(refused, place))
     assert own is not None
     most_bytes = _SHARE_OF_MEMORY * own.free_bytes
     bench = OperatorBench(device, own.precision, request.seconds, most_bytes)
@@ -133,11 +132,10 @@ def _measure(
         points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (own.name,))]
     if place.size > 1:
         points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
-    everything = _gathered({"points": [point.to_dict() for point in points]}, place)
+    every = tuple(chain.from_iterable(_gathered(points, place)))
     if place.rank == 0:
-        every = tuple(MeasuredPoint.from_dict(point) for one in everything for point in one["points"])
         conclude(Measurement(tuple(devices), every, torch.__version__))
-    _gathered({}, place)  # until rank 0 has written what came of it
+    _gathered(None, place)  # until rank 0 has written what came of it
 
 
 def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
@@ -172,14 +170,13 @@ def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str]
     return points
 
 
-def _raise_first(told: Sequence[Mapping[str, Any]]) -> None:
-    refused = next((one["refused"] for one in told if one["refused"]), None)
-    if refused is not None:
+def _raise_first(refusals: Sequence[str | None]) -> None:
+    if refused := next(filter(None, refusals), None):
         raise InputError(refused)
 
 
-def _gathered(own: Mapping[str, Any], place: ProcessPlace) -> list[Any]:
-    """What every rank says, as plain data, on every rank."""
+def _gathered(own: Any, place: ProcessPlace) -> list[Any]:
+    """What every rank says, on every rank."""
     if place.size == 1:
         return [own]
     told: list[Any] = [None] * place.size

@@ -1,5 +1,6 @@
 """Measuring for real, on this CPU: every operator, and messages between two processes."""
 
+import json
 import math
 from functools import partial
 
@@ -127,7 +128,7 @@ def test_one_process_measures_and_checks_first() -> None:
     finally:
         torch.set_num_threads(threads)
     (measured,) = concluded
-    assert Measurement.from_dict(measured.to_dict()) == measured
+    assert json.loads(json.dumps(measured.to_dict()))["points"] == [point.to_dict() for point in measured.points]
     (device,) = measured.devices
     assert (device.name, device.is_gpu, device.precision) == ("a:0", False, "fp32")
     assert 0 < device.free_bytes <= device.total_bytes
