@@ -205,9 +205,7 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
     try:
         pipelines = tuple(
             Pipeline(
-                tuple(stage(s, p) for s in range(d.pp)),
-                problem.workload.global_batch // d.dp // size,
-                size * d.sharing,
+                tuple(stage(s, p) for s in range(d.pp)), problem.workload.global_batch // d.dp // size, size * d.sharing
             )
             for p in range(d.dp // d.sharing)
         )

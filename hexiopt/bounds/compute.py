@@ -6,13 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hexiopt.bounds.stage_cells import stage_cells
-from hexiopt.cost.executors.compute import (
-    Blocks,
-    OperatorTimes,
-    attention_times,
-    dense_times,
-    head_compute,
-)
+from hexiopt.cost.executors.compute import Blocks, OperatorTimes, attention_times, dense_times, head_compute
 from hexiopt.cost.executors.experts.times import ExpertSharing
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers import coefficients as c

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError, blame, did_you_mean
-from hexiopt.exports.formats import (
-    ImportContext,
-    ImportedPlan,
-    LaunchOptions,
-    Program,
-    Trainer,
-    stage_name,
-)
+from hexiopt.exports.formats import ImportContext, ImportedPlan, LaunchOptions, Program, Trainer, stage_name
 from hexiopt.exports.launchers.registry import LAUNCHERS
 from hexiopt.exports.rank_table import FILE as RANKS
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text

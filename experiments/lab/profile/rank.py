@@ -19,14 +19,7 @@ from experiments.lab.profile.operators import OperatorBench
 from experiments.lab.profile.points import PRECISIONS, Device, MeasuredPoint, Measurement
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
-from runtime.device import (
-    gpu_memory_bytes,
-    gpu_product,
-    host_memory_bytes,
-    num_gpus,
-    taken_device,
-    threads_of_each,
-)
+from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus, taken_device, threads_of_each
 from runtime.launch.torchrun import ProcessPlace
 from runtime.network import join_world
 

@@ -251,8 +251,7 @@ def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, m
     if workload.adapters is not None:
         return ComputeTimes(projection_s + gather_s, 0.0)
     return ComputeTimes(
-        projection_s + gather_s,
-        c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
+        projection_s + gather_s, c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s
     )
 
 

@@ -263,10 +263,7 @@ class TorchTitanFormat(Trainer):
                 "torch puts off gradients of weights by stage, not by layer, and holds activations until then: by the "
                 f"clock its pipelines end after {lists.end_s:.4g} s, those of the plan after {lists.planned_s:.4g} s",
             )
-        notes += (
-            _model_note(titan),
-            *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"),
-        )
+        notes += (_model_note(titan), *_GRADIENTS * (problem.workload.gradient_bytes == 2 and precision == "bf16"))
         text = _text(values, policy, notes, lists is not None, titan)
         command = f"-m torchtitan.train --module {MODULE} --config plan"
         return Program(

@@ -73,12 +73,7 @@ class ExpertParallelStage:
         sharing = ExpertSharing(len(self._devices), len(self._replicas), group.num_samples)
         columns = group.parameter_copies, group.samples_of_copies, group.experts_of_copies
         self._copies = [  # of each copy its GPU, TP degree, samples and experts
-            (
-                parts.tp_groups.of(devices[:1]).gpu,
-                len(devices),
-                samples,
-                sharing._replace(held=held, alone=not samples),
-            )
+            (parts.tp_groups.of(devices[:1]).gpu, len(devices), samples, sharing._replace(held=held, alone=not samples))
             for devices, samples, held in zip(*columns, strict=True)
         ]
         numbers = iter(range(len(self._replicas)))
