@@ -2,17 +2,17 @@
 
 Ranks are ordered as in Megatron and DeepSpeed: tensor parallelism innermost, then context and data parallelism, then
 stages.
-Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise.
+Layers are split as evenly as possible, earlier stages first, unless the notes state otherwise (`stage_layers.py`).
 Devices that share experts (`EP=n` in the notes) are one group of a stage: n / TP replicas, with a micro-batch each.
 Other notes that are read: `local batch N` (sequences of a pipeline), `model-parallel size tp*pp`, `mp_mode`, and words
 that name software (`rules.py`).
 """
 
-import json
 import re
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 
+from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
 from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced
 from experiments.validation.predict import Case, predicted
@@ -27,12 +27,13 @@ from experiments.validation.rules import (
     stores_scores,
 )
 from experiments.validation.shapes import InexpressibleError, has_experts, model_of, seq_len_of
+from experiments.validation.stage_layers import stage_layers
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import NetworkFits
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
-from hexiopt.problem.lora import TARGETS, Lora
+from hexiopt.problem.lora import Lora
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.profile import Profile
@@ -205,7 +206,9 @@ def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, shard
     try:
         pipelines = tuple(
             Pipeline(
-                tuple(stage(s, p) for s in range(d.pp)), problem.workload.global_batch // d.dp // size, size * d.sharing
+                tuple(stage(s, p) for s in range(d.pp)),
+                problem.workload.global_batch // d.dp // size,
+                size * d.sharing,
             )
             for p in range(d.dp // d.sharing)
         )
@@ -257,80 +260,3 @@ def _stated_shardings(row: Row, d: _Degrees) -> list[Sharding]:
         for t in range(d.tp)
     )
     return [Sharding(stage, groups)]
-
-
-_MODULES_BEFORE = 2  # modules of AMP's pipeline before the layers
-_MOST_RANGES = 4096
-
-
-def stage_layers(row: Row, model: ModelSpec, num_stages: int) -> list[int]:
-    """The number of layers of each stage [stages]; as even as possible, earlier stages first, where nothing is stated.
-
-    Megatron counts embedding, head and layers that predict further tokens as layers where the layers of a model with
-    experts do not divide; here these are the last stage's. Raises InexpressibleError.
-    """
-    num_layers = model.num_layers
-    cut, stated, layout = row.note("layer partition"), row.note("layers_per_stage"), row.note("layout")
-    if cut is not None:
-        edges = [min(max(int(n) - _MODULES_BEFORE, 0), num_layers) for n in re.findall(r"\d+", cut.split("]")[0])]
-        return [end - first for first, end in pairwise(edges)]
-    if stated is not None:
-        try:
-            counts = [int(n) for n in json.loads(stated)]
-        except (TypeError, ValueError):
-            raise InexpressibleError(f"layers_per_stage={stated} is not a list of numbers") from None
-        counts[0] -= 1
-        counts[-1] -= 1
-        return counts
-    layout = layout or next(iter(re.findall(r"(?:^|;)layout (E[^;\s]+)", row.notes)), None)
-    if layout is not None and model.shares_experts:
-        return _by_layout(layout, num_stages)
-    further = len(model.extra_layers)
-    if model.shares_experts and num_layers % num_stages and not (num_layers + 2 + further) % num_stages:
-        each = (num_layers + 2 + further) // num_stages
-        return [each - 1] + [each] * (num_stages - 2) + [each - 1 - further]
-    low, extra = divmod(num_layers, num_stages)
-    return [low + (k < extra) for k in range(num_stages)]
-
-
-def _by_layout(layout: str, num_stages: int) -> list[int]:
-    for repeated in (r"\(([^()]*)\)\*(\d+)", r"([a-zA-Z])\*(\d+)"):
-        layout = re.sub(repeated, lambda found: found[1] * min(int(found[2]), _MOST_RANGES), layout)
-    ranges = layout.split("|")
-    if len(ranges) % num_stages:
-        raise InexpressibleError("layers do not divide into the stages")
-    counts = [sum(part.count("t") for part in ranges[s::num_stages]) for s in range(num_stages)]
-    for s in range(num_stages - 1):  # further layers are priced in the last stage: one of its layers takes their place
-        moved = sum(part.count("m") for part in ranges[s::num_stages])
-        counts[s], counts[-1] = counts[s] + moved, counts[-1] - moved
-    return counts
-
-
-_STORAGES = {"none": "16bit", "bnb-nf4": "nf4", "bnb-4bit": "nf4", "bnb-nf4-dq": "nf4_double", "bnb-int8": "int8"}
-_MLP = ("gate", "up", "down")
-
-
-def adapters_of(row: Row) -> Lora | None:
-    """The adapters that a row states; None where it states none, or not enough of them.
-
-    Raises InexpressibleError where they are not modelled, or where sequences of mixed lengths were trained, whose mean
-    no row states.
-    """
-    rank, targets = row.note("rank"), row.note("targets")
-    if not row.says("lora") or rank is None or targets is None:
-        return None
-    if row.says("mixed lengths", "mean length below"):
-        raise InexpressibleError("adapters with sequences of mixed lengths")
-    quant = row.note("quant") or "none"
-    if quant not in _STORAGES:
-        raise InexpressibleError(f"adapters beside weights quantised by {quant}")
-    if "zero2" in row.zero_stage_or_fsdp or "zero3" in row.zero_stage_or_fsdp or "fsdp" in row.zero_stage_or_fsdp:
-        raise InexpressibleError("adapters with states sharded by ZeRO-2 or ZeRO-3")
-    names = [part for name in targets.split(",") for part in (_MLP if name == "mlp" else (name,))]
-    several = any(name in TARGETS for name in names)
-    return Lora(
-        rank=int(rank),
-        targets=tuple(names) if several else targets,
-        storage=_STORAGES[quant],
-        adapter_bytes=int(row.note("adapter_bytes") or 4),
-    )

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from experiments.validation.cases import Given, case_of, stage_layers
+from experiments.validation.cases import Given, case_of
 from experiments.validation.expert_models import expert_model
 from experiments.validation.memory import allocated_ratios
 from experiments.validation.metrics import step_time_s
@@ -14,6 +14,7 @@ from experiments.validation.predict import Case, predicted
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import EXPERT_RUNS
+from experiments.validation.stage_layers import stage_layers
 from hexiopt import Cluster
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.frameworks import frameworks

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.validation.cases import adapters_of, case_of
+from experiments.validation.adapters import adapters_of
+from experiments.validation.cases import case_of
 from experiments.validation.errors import held_out
 from experiments.validation.memory import process_ratios
 from experiments.validation.predict import cost_model

@@ -30,7 +30,8 @@ _MOST_QUEUED = 2000
 
 
 class Timer:
-    """Times work on one device."""
+    """Times work on one device, warmed up and repeated. Processes of a CPU share its cores, in turns that are longer
+    than most operations: the median knows nothing of the turns of others, which training waits for too."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

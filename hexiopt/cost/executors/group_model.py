@@ -14,6 +14,7 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
+    LayerTimes,
     OperatorTimes,
     dense_times,
     embedding_compute,
@@ -23,7 +24,6 @@ from hexiopt.cost.executors.compute import (
 )
 from hexiopt.cost.executors.executor import ParameterCopy
 from hexiopt.cost.executors.experts.times import ExpertSharing, ExpertTimes, exchange_s
-from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
 from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.executors.states import Layers, products_s

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from hexiopt.exports.trainers.torchtitan import MODELS
+from hexiopt.exports.trainers.torchtitan_models import MODELS
 from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.model import ModelSpec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hexiopt.exports.trainers.registry import TRAINERS
-from hexiopt.exports.trainers.torchtitan import MODELS
+from hexiopt.exports.trainers.torchtitan_models import MODELS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS

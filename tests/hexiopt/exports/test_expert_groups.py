@@ -11,7 +11,7 @@ import pytest
 
 from hexiopt.exports.formats import Program
 from hexiopt.exports.trainers.registry import TRAINERS
-from hexiopt.exports.trainers.torchtitan import MODELS
+from hexiopt.exports.trainers.torchtitan_models import MODELS
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS, drawn_plan
 from tests.hexiopt.exports.random_plans import drawn
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from hexiopt.cost.executors.compute import ComputeTimes
+from hexiopt.cost.executors.compute import ComputeTimes, LayerTimes
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy
 from hexiopt.cost.executors.experts.times import DeviceShare, ExpertSharing, ExpertTimes, uneven_exchange_s
 from hexiopt.cost.executors.experts.waves import WavePhases, wave_times
-from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
