@@ -118,7 +118,7 @@ def fit(
     start = np.array([free.start for free in FREE])
     measured: list[Case | MeasuredLayer] = [*cases, *layers]
     # Times or rates: only a sign differs, which the square drops.
-    target = np.array([_value(entry) for entry in measured])
+    target = np.array([entry.seconds if isinstance(entry, MeasuredLayer) else entry.row.value for entry in measured])
     weights = np.concatenate(
         [_weights([_layout(case) for case in cases], 1), _weights(list(map(_series, layers)), _LAYERS)]
     )
@@ -158,10 +158,6 @@ def fit(
         ftol=1e-4,
     )
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
-
-
-def _value(entry: Case | MeasuredLayer) -> float:
-    return entry.seconds if isinstance(entry, MeasuredLayer) else entry.row.value
 
 
 def _predicted(entry: Case | MeasuredLayer, values: Mapping[str, float]) -> float:

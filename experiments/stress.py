@@ -169,11 +169,7 @@ class Tally:
 
 
 def run(
-    seed: int,
-    solvers: Sequence[str],
-    steps: int,
-    exact_s: float = EXACT_S,
-    bound_s: float = BOUND_S,
+    seed: int, solvers: Sequence[str], steps: int, exact_s: float = EXACT_S, bound_s: float = BOUND_S
 ) -> tuple[dict[str, Tally], list[str]]:
     """Run `solvers` on the random problem `seed`; returns their tallies, and each violation in words."""
     problem = random_problem(random.Random(seed))

@@ -30,15 +30,7 @@ from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.own import tried_plans
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.score import (
-    Predicted,
-    Scored,
-    family,
-    gpu_types,
-    grouped,
-    is_half_precision,
-    spearman,
-)
+from experiments.validation.score import Predicted, Scored, family, gpu_types, grouped, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.cost.cost import Cost
@@ -84,10 +76,7 @@ def run(job: Job) -> float:
         (by_type, f"BF16 and FP16 rows of GPU types with {_TYPE} rows or more"),
         (_errors_by(adapted, _size), "Adapters"),
         (families, f"Families of {_FAMILY} rows or more: one model on one cluster"),
-        (
-            _memory_errors(priced),
-            "Peaks of memory: of tensors, of the allocator with its reserve, and of the process",
-        ),
+        (_memory_errors(priced), "Peaks of memory: of tensors, of the allocator with its reserve, and of the process"),
         (_layer_errors() if not job.config.data else [], "Forward and backward of a layer, by Zorse"),
     ):
         if errors:

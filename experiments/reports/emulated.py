@@ -14,17 +14,7 @@ from hexiopt.report.style import FAINT, INK, MUTED, PIPELINE_HUES, clip, seconds
 from hexiopt.report.tabular import plain_table
 
 SYMMETRIC = "megatron"  # whose plans are symmetric
-_COLUMNS = [
-    "plan",
-    "predicted_s",
-    "measured_s",
-    "error",
-    "least_s",
-    "most_s",
-    "steps",
-    "late",
-    "dilation",
-]
+_COLUMNS = ["plan", "predicted_s", "measured_s", "error", "least_s", "most_s", "steps", "late", "dilation"]
 _NOTE = (
     "Compute is paced to the predicted times, so that the comparison checks schedule, overlap, communication and "
     "sharing. Late: by how much the slowest rank exceeded its compute time."

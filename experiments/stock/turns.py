@@ -75,11 +75,7 @@ Clock = Callable[[], float]  # seconds of a process
 
 
 def take_turns(
-    size: int,
-    ways_of: Callable[[int], Mapping[str, Step]],
-    rounds: int,
-    steps: int,
-    clock: Clock = time.perf_counter,
+    size: int, ways_of: Callable[[int], Mapping[str, Step]], rounds: int, steps: int, clock: Clock = time.perf_counter
 ) -> StepComparison:
     """Run the ways of every rank, `steps` steps of each in every round, of which the first one is not counted."""
     fork = multiprocessing.get_context("fork")

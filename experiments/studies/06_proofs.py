@@ -13,8 +13,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.studies.cases.proofs import CASE_WORKLOAD, GROUPS, SCHEDULE, ZERO, case_study, random_problem
-from experiments.studies.cases.small_suite import small_problems, tightness
+from experiments.studies.cases.proofs import (
+    CASE_WORKLOAD,
+    GROUPS,
+    SCHEDULE,
+    ZERO,
+    case_study,
+    random_problem,
+    small_problems,
+    tightness,
+)
 from experiments.studies.frame.figures import framed, line, row_bars
 from experiments.studies.frame.page import show
 from experiments.studies.frame.planners import OURS

@@ -75,9 +75,7 @@ def write(name: str, page: Page, folder: Path) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.studies",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m experiments.studies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = (*SOURCES, "all")
     parser.add_argument("names", nargs="+", choices=names, metavar="NAME", help=", ".join(names))

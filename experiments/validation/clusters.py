@@ -2,9 +2,9 @@
 
 GPUs are types of the catalogue, found by the words of the column `gpu` and by `gpu_mem_gb`; `8xA+16xB` means machines
 of each type, `8xA(2x4)` two machines of four. Links inside machines are those usual for the type
-(`hexiopt.files.synthetic`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps`
-is the rate between machines: up to 100 Gbit/s it is one interface per machine, above that one interface per GPU shares
-it; where it is blank, the usual rate of the type is taken (`_USUAL_GBPS`). Where the row states no links and a file of
+(`hexiopt.numbers.links`); a rack whose NVLink joins 72 GPUs (`NVLink-NVL72`) is one machine. `inter_node_link_gbps` is
+the rate between machines: up to 100 Gbit/s it is one interface per machine, above that one interface per GPU shares it;
+where it is blank, the usual rate of the type is taken (`_USUAL_GBPS`). Where the row states no links and a file of
 network fits has its GPU type, the fitted rates are taken instead and count as measured.
 """
 

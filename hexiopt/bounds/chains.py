@@ -197,13 +197,7 @@ class Chains:
         return self.types.seconds_behind(shape.late, terms, shape.least_ranges, shape.most_ranges, most_layers)
 
     def least_price(
-        self,
-        prices: Multipliers,
-        step_s: float,
-        boxes: Boxes,
-        wanted: Floats,
-        weights: Floats | None,
-        passes: int = 1,
+        self, prices: Multipliers, step_s: float, boxes: Boxes, wanted: Floats, weights: Floats | None, passes: int = 1
     ) -> tuple[Floats, list[tuple[Chain, int]]]:
         """A lower bound on the price of the chains in each box [boxes], infinite where it is not under `wanted`; and
         chains that are under it, with the box of each. A chain of m micro-batches counts with its price times the most

@@ -158,9 +158,5 @@ def _kinds(model: PlanPricer, micro_batches: int | None) -> Iterator[_Kind]:
         passing = batch if micro_batches is None else min(batch, devices * micro_batches * most_size)
         rate = machine.nic_bandwidth_bytes_per_s * machine.num_interfaces
         yield _Kind(
-            len(same),
-            devices * rates[name],
-            rate / model.stages.routes.message_bytes(1),
-            float(passing),
-            tuple(syncs),
+            len(same), devices * rates[name], rate / model.stages.routes.message_bytes(1), float(passing), tuple(syncs)
         )

@@ -37,12 +37,8 @@ def cells_across(stages: StageModel, machine: int, share: int) -> Iterator[TpGro
     like = [m for m in usable if machines[m].gpu.type_name == name]
     every = sum(len(usable[m]) for m in like)
     for degree in range(1, max(len(usable[m]) for m in like) + 1):
-        for replicas in _divisors(share):
+        for replicas in [n for n in range(1, share + 1) if share % n == 0]:
             over = range(2, min(replicas, len(like)) + 1)
             if degree * replicas <= every and over:
                 groups = [stages.tp_groups.fastest_across(machine, like, degree, replicas, count) for count in over]
                 yield min(groups, key=lambda cell: sum(stages.layer_s(cell, share, "none")))
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]

@@ -360,12 +360,7 @@ class _Growth:
     model: `kinds` has bytes of a layer, then of its activations by policy."""
 
     def __init__(
-        self,
-        memory: MemoryModel,
-        kinds: Sequence[int],
-        last: bool,
-        shards: StateSharding,
-        policies: tuple[str, ...],
+        self, memory: MemoryModel, kinds: Sequence[int], last: bool, shards: StateSharding, policies: tuple[str, ...]
     ) -> None:
         @cache
         def total(layers: int, policy: str, held: int, kind: int) -> float:

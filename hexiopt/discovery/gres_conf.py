@@ -14,11 +14,6 @@ _HARMLESS = {"cores", "cpus", "flags", "links"}
 _READ = {"nodename", "name", "type", "file", "multiplefiles", "count", "autodetect"}
 
 
-def is_gres_conf(text: Text) -> bool:
-    """Whether the text has lines of gres.conf."""
-    return text.has(r"(?i)^\s*(AutoDetect=|([^#]*\s)?Name=\w+(\s|$))")
-
-
 def read_gres_conf(text: Text) -> Inventory:
     """The GPUs of the nodes that the lines name. Raises InputError with file and lines.
 

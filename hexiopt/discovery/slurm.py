@@ -10,7 +10,6 @@ from hexiopt.discovery.lines import Line, Text
 from hexiopt.ledger import Ledger, Vocabulary, words
 
 COMMAND = "scontrol show node"
-_RECORD = r"^\s*NodeName="
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z_]+)=")
 _FREE = ("reason", "comment", "extra")  # whose values may have blanks and equals signs
 _TRES = re.compile(r"(?:^|,)gres/gpu=([0-9]+)")
@@ -40,12 +39,7 @@ class _Record:
 def is_scontrol(text: Text) -> bool:
     """Whether the text has the records that `scontrol show node` prints, by its keys or by records of several lines."""
     keys = text.has(r"(?i)\b(CPUAlloc|CPUTot|NodeHostName|CfgTRES|Arch|AllocTRES)=")
-    return text.has(rf"(?i){_RECORD}") and (keys or (text.has(r"^[ \t]+\w+=") and not text.has(r"\\[ \t]*$")))
-
-
-def is_slurm_conf(text: Text) -> bool:
-    """Whether the text has lines of slurm.conf, of nodes or of anything else."""
-    return text.has(rf"(?i){_RECORD}") or text.has(r"(?i)^\s*(SlurmctldHost|ClusterName|PartitionName|ControlMachine)=")
+    return text.has(r"(?i)^\s*NodeName=") and (keys or (text.has(r"^[ \t]+\w+=") and not text.has(r"\\[ \t]*$")))
 
 
 def read_scontrol(text: Text) -> Inventory:

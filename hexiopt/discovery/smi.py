@@ -228,11 +228,6 @@ ROCM_BANNER = "ROCm System Management Interface"
 _ROCM_LINE = re.compile(r"GPU\[(\d{1,4})\]\s*:\s*(Card series|Card Series|VRAM Total Memory \(B\)):\s*(.+)")
 
 
-def is_rocm_smi(text: Text) -> bool:
-    """Whether the text names products as rocm-smi does."""
-    return text.has(r"^GPU\[\d+\]\s*:\s*Card [Ss]eries:")
-
-
 def read_rocm_smi(text: Text) -> SmiGpus:
     """The GPUs by index. Raises InputError."""
     names: dict[int, str] = {}

@@ -53,16 +53,6 @@ class Topology:
         return int(path[2:]) if path.startswith("NV") else 0
 
 
-def is_topology(text: Text) -> bool:
-    """Whether the text has the matrix of nvidia-smi topo -m."""
-    return text.has(r"^[ \t]+GPU0(\s|$)") or text.has(r"^GPU0\s+X(\s|$)")
-
-
-def is_rocm_topology(text: Text) -> bool:
-    """Whether the text has the matrix of link types of rocm-smi."""
-    return text.has(r"^=+ Link Type between two GPUs =+")
-
-
 def read_topology(text: Text) -> Topology:
     """The topology of nvidia-smi topo -m. Raises InputError naming file and lines."""
     start = next(k for k, line in enumerate(text.lines) if line.text.split()[0] == "GPU0")

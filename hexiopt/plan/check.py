@@ -68,10 +68,7 @@ def _devices(problem: Problem, plan: Plan) -> list[Violation]:
                     )
                 elif len(replica.devices) not in problem.space.allowed_tp(cluster.machines[machines.pop()].num_gpus):
                     violations.append(
-                        Violation(
-                            "tp",
-                            f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed",
-                        )
+                        Violation("tp", f"stage {s} of pipeline {p} has TP degree {len(replica.devices)}, not allowed")
                     )
     return violations
 
@@ -93,18 +90,12 @@ def _batch(problem: Problem, plan: Plan) -> list[Violation]:
         if pipeline.micro_batch_size not in sizes:
             allowed = ", ".join(map(str, sizes))
             violations.append(
-                Violation(
-                    "batch",
-                    f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}",
-                )
+                Violation("batch", f"pipeline {p} has micro-batch size {pipeline.micro_batch_size}; allowed: {allowed}")
             )
     total = sum(pipeline.num_sequences for pipeline in plan.pipelines)
     if total != workload.global_batch:
         violations.append(
-            Violation(
-                "batch",
-                f"the pipelines process {total} sequences, the global batch is {workload.global_batch}",
-            )
+            Violation("batch", f"the pipelines process {total} sequences, the global batch is {workload.global_batch}")
         )
     return violations
 
@@ -134,8 +125,7 @@ def _choices(problem: Problem, plan: Plan) -> list[Violation]:
     if space.num_pipelines is not None and len(plan.pipelines) != space.num_pipelines:
         violations.append(
             Violation(
-                "constraints",
-                f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}",
+                "constraints", f"{len(plan.pipelines)} pipelines; constraints.num_pipelines={space.num_pipelines}"
             )
         )
     if space.num_stages is not None:

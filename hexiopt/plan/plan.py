@@ -98,10 +98,7 @@ class Stage:
 
     @classmethod
     def of_replicas(
-        cls,
-        replicas: tuple[Replica, ...],
-        layers: tuple[tuple[int, int], ...],
-        recompute: tuple[str, ...] = ("none",),
+        cls, replicas: tuple[Replica, ...], layers: tuple[tuple[int, int], ...], recompute: tuple[str, ...] = ("none",)
     ) -> "Stage":
         """The stage that `replicas` hold: tensor parallel where there is one that states no samples, else replicated.
         Raises InputError as `Replicated` and `Stage`."""

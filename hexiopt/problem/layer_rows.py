@@ -141,10 +141,7 @@ class _Rows:
                 stores=scanned,
             ),
             LayerOperator(
-                name="convolution",
-                vectors=mixed.times(part.conv + part.conv_bias),
-                moves=mixed.times(2),
-                remakes=mixed,
+                name="convolution", vectors=mixed.times(part.conv + part.conv_bias), moves=mixed.times(2), remakes=mixed
             ),
             # Decay and step of a head, and where there is no delta rule its direct path.
             LayerOperator(

@@ -10,9 +10,7 @@ from hexiopt.report.facts import PlanFacts
 from hexiopt.report.machine_map import MAX_MACHINES
 from hexiopt.report.panels.canvas import LABELS, STYLE, clip_to, new_figure, save, text_inches
 from hexiopt.report.panels.cluster import draw_cluster
-from hexiopt.report.panels.layers import draw_layers
-from hexiopt.report.panels.memory import draw_memory
-from hexiopt.report.panels.stages import picture_rows
+from hexiopt.report.panels.stages import draw_layers, draw_memory, picture_rows
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.style import INK, count, seconds
 

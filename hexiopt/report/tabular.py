@@ -21,11 +21,7 @@ class _FittedTable(Table):
 
 
 def plain_table(
-    header: Sequence[str],
-    rows: Iterable[Iterable[str]] = (),
-    *,
-    left: Collection[str] | None = None,
-    **options: Any,
+    header: Sequence[str], rows: Iterable[Iterable[str]] = (), *, left: Collection[str] | None = None, **options: Any
 ) -> Table:
     """A table without rules; the columns named in `left` (None: all) are aligned left, the others right.
 

@@ -23,11 +23,7 @@ class OneFOneB(Schedule):
     def programme(self, at: StagePosition) -> Programme:
         """F for every stage after, or up to one less than the depth; F B in turns; the rest of B."""
         warm_up = min(at.num_micro_batches, at.num_after if at.depth is None else at.depth - 1)
-        return (
-            (FORWARD_TURN, warm_up),
-            (_PAIR, at.num_micro_batches - warm_up),
-            (BACKWARD_TURN, warm_up),
-        )
+        return ((FORWARD_TURN, warm_up), (_PAIR, at.num_micro_batches - warm_up), (BACKWARD_TURN, warm_up))
 
     def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
         """A forward for every stage after, and one more than these before the first backward."""

@@ -200,11 +200,6 @@ class Schedule(ABC):
         arguments as of `cycle_s`."""
         return max(0.0, (sum(stage_s) - period_s) / num_chunks + sum(round_trip_s))
 
-    def num_rounds(self, num_stages: int, num_micro_batches: int) -> int:
-        """How often a stage's time fits into the step, about, where all stages take equally long and no message takes
-        time; stages hold one layer range."""
-        return num_micro_batches + num_stages - 1
-
     def __str__(self) -> str:
         return self.name
 

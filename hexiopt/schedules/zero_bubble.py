@@ -16,11 +16,7 @@ _AHEAD = 2 / 3  # of a layer's products: those of the forward and of the input's
 class _Split(Schedule):
     """What split backwards add to a schedule that comes after it among the bases."""
 
-    kinds: ClassVar[tuple[OperationKind, ...]] = (
-        OperationKind.FORWARD,
-        OperationKind.BACKWARD,
-        OperationKind.WEIGHTS,
-    )
+    kinds: ClassVar[tuple[OperationKind, ...]] = (OperationKind.FORWARD, OperationKind.BACKWARD, OperationKind.WEIGHTS)
 
     def bound_terms(self, num_after: int, num_stages: int, num_chunks: int) -> BoundTerms:
         """As of whole backwards: forwards and backwards have the same order, and what is put off takes memory

@@ -180,12 +180,7 @@ class Step:
 
 
 def link_of(
-    pipeline: int,
-    message: Message,
-    fixed_s: float,
-    num_stages: int,
-    needs: Sequence[Need] = (),
-    most: float = inf,
+    pipeline: int, message: Message, fixed_s: float, num_stages: int, needs: Sequence[Need] = (), most: float = inf
 ) -> SimulatedLink:
     """The link on which messages like `message` go in the pipeline of that number; the rest as of `SimulatedLink`."""
     sender = pipeline, message.stage, message.sender

@@ -305,7 +305,7 @@ class _Questions:
     def _limit(self, quantity: str, as_is: _Answer, precision: float) -> Limit:
         grain, top = _GRAIN[quantity], _top(self.problem, quantity)
         answers: dict[int, _Answer] = {}
-        first = int(_value(self.problem, quantity))
+        first = int(self.problem.workload.seq_len if quantity == "seq_len" else self.problem.model.num_layers)
 
         def fits(value: int) -> bool:
             if value not in answers and not self.interrupt.pressed:
@@ -371,10 +371,6 @@ class _Questions:
         except InputError:
             return None
         return certify(changed, Plan(pipelines, plan.schedule, plan.sharding), self.solver.judge(changed))
-
-
-def _value(problem: Problem, quantity: str) -> int:
-    return problem.workload.seq_len if quantity == "seq_len" else problem.model.num_layers
 
 
 def _top(problem: Problem, quantity: str) -> int:

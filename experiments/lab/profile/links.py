@@ -36,7 +36,7 @@ class Links:
         """
         if self._rank not in (sender, receiver):
             return []
-        reply = self._bytes(1)
+        reply = torch.zeros(1, dtype=torch.uint8, device=self._device)
 
         def run(whole: Tensor) -> None:
             if self._rank == sender:
@@ -113,6 +113,3 @@ class Links:
         run(whole)
         wait_for(self._device)
         return time.perf_counter() - began
-
-    def _bytes(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.uint8, device=self._device)

@@ -109,10 +109,7 @@ def inter_machine(
 
 
 def _stated(link: Channel) -> dict[str, float]:
-    return {
-        "bandwidth_gb_per_s": digits(link.bytes_per_s / GB),
-        "latency_us": digits(link.latency_s / MICROSECOND),
-    }
+    return {"bandwidth_gb_per_s": digits(link.bytes_per_s / GB), "latency_us": digits(link.latency_s / MICROSECOND)}
 
 
 def _differs(link: Channel, common: Channel) -> bool:

@@ -4,6 +4,7 @@ Sizes are those of real layers, from small to as large as the device does within
 kernels take seconds to be made, and what is then left out for want of time is of the middle.
 """
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +19,41 @@ from torch.nn import functional
 
 from experiments.lab.devices import free_unused
 from experiments.lab.profile.points import MeasuredPoint
-from experiments.lab.profile.timing import Timer
 from hexiopt.numbers.coefficients import FUSED_ATTENTION_BACKWARD_PASSES
 from hexiopt.numbers.optimizers import ADAMW, OPTIMIZERS
-from runtime.device import fused_attention
+from runtime.device import fused_attention, wait_for
+
+_LEAST_SAMPLE_S = 2e-3  # shorter work is queued several times, so that neither the clock nor the wait counts
+_WARM_UP = 3
+_SAMPLES = (3, 25)
+_MOST_QUEUED = 2000
+
+
+class Timer:
+    """Times work on one device, warmed up and repeated. Processes of a CPU share its cores, in turns that are longer
+    than most operations: the median knows nothing of the turns of others, which training waits for too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def seconds(self, work: Callable[[], object], budget_s: float) -> float:
+        """The median, on a CPU the mean, of as many samples as fit into `budget_s`, at least three."""
+        first_s = min(self._once(work, 1) for _ in range(_WARM_UP))
+        queued = max(1, min(_MOST_QUEUED, round(_LEAST_SAMPLE_S / max(first_s, 1e-7))))
+        sample_s = self._once(work, queued)
+        least, most = _SAMPLES
+        count = max(least, min(most, int(budget_s / max(sample_s, 1e-7))))
+        usual = statistics.fmean if self._device.type == "cpu" else statistics.median
+        return usual([self._once(work, queued) for _ in range(count)]) / queued
+
+    def _once(self, work: Callable[[], object], queued: int) -> float:
+        wait_for(self._device)
+        began = time.perf_counter()
+        for _ in range(queued):
+            work()
+        wait_for(self._device)
+        return time.perf_counter() - began
+
 
 _T = TypeVar("_T")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

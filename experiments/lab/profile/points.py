@@ -23,12 +23,6 @@ class MeasuredPoint:
         """Plain data."""
         return {"what": self.what, "of": list(self.of), **self.size, "seconds": self.seconds}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "MeasuredPoint":
-        """The point of `to_dict`."""
-        size = {key: value for key, value in data.items() if key not in ("what", "of", "seconds")}
-        return cls(data["what"], size, data["seconds"], tuple(data["of"]))
-
 
 def of_kind(points: Iterable[MeasuredPoint], *kinds: str) -> Sequence[MeasuredPoint]:
     """The points that are of one of some kinds."""
@@ -60,11 +54,6 @@ class Device:
         """Plain data."""
         return {**asdict(self), "precisions": list(self.precisions)}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Device":
-        """The device of `to_dict`."""
-        return cls(**{**data, "precisions": tuple(data["precisions"])})
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -83,12 +72,3 @@ class Measurement:
             "devices": [device.to_dict() for device in self.devices],
             "points": [point.to_dict() for point in self.points],
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Measurement":
-        """What `to_dict` has written."""
-        return cls(
-            tuple(map(Device.from_dict, data["devices"])),
-            tuple(map(MeasuredPoint.from_dict, data["points"])),
-            data["torch"],
-        )

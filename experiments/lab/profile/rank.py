@@ -1,23 +1,64 @@
 """What one process of a measurement does, and what rank 0 has of all of them in the end."""
 
-from collections.abc import Callable, Mapping, Sequence
+import platform
+import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import combinations
+from itertools import chain, combinations
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from experiments.lab.profile.devices import own_device
+from experiments.lab.devices import free_gpu_bytes, gpu_knows_bf16
 from experiments.lab.profile.links import Links
 from experiments.lab.profile.operators import OperatorBench
-from experiments.lab.profile.points import Device, MeasuredPoint, Measurement
+from experiments.lab.profile.points import PRECISIONS, Device, MeasuredPoint, Measurement
 from hexiopt.errors import InputError
-from runtime.device import num_gpus, taken_device
+from hexiopt.problem.machine import NAME, NAME_RULE
+from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus, taken_device, threads_of_each
 from runtime.launch.torchrun import ProcessPlace
 from runtime.network import join_world
+
+
+def own_device(machine: str | None, local: int, num_local: int, precision: str | None) -> tuple[Device, torch.device]:
+    """The device of the process `local` of `num_local` on this machine, by default called after the host.
+
+    `precision` None is bf16 on a GPU that has it, else fp16, and fp32 on a CPU. Raises InputError.
+    """
+    host = socket.gethostname()
+    name = machine or host
+    if not NAME.fullmatch(name):
+        raise InputError(f"profile.machine: {name!r} {NAME_RULE}; state profile.machine=NAME")
+    if not num_gpus():
+        device = taken_device("cpu", local, num_local)
+        total, free = host_memory_bytes()
+        own, spare, threads = total // num_local, free // num_local, threads_of_each(num_local)
+        found = Device(name, local, host, _processor(), False, threads, own, spare, PRECISIONS, precision or "fp32")
+        return found, device
+    device, product = taken_device("cuda", local, num_local), gpu_product(local)
+    total, free = gpu_memory_bytes(local), free_gpu_bytes(local)
+    known = PRECISIONS if gpu_knows_bf16() else ("fp16", "fp32")
+    if precision is not None and precision not in known:
+        raise InputError(
+            f"profile.precision: {precision} is no arithmetic of {product}; take one of {', '.join(known)}"
+        )
+    return Device(name, local, host, product, True, 1, total, free, known, precision or known[0]), device
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "processor"
+
 
 _TIMEOUT = timedelta(minutes=10)
 _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
@@ -67,14 +108,13 @@ def _measure(
         own, device = own_device(request.machine, place.local, place.num_local, request.precision)
     except InputError as error:
         refused = str(error)
-    told = _gathered({"refused": refused, "device": None if own is None else own.to_dict()}, place)
-    _raise_first(told)
-    devices = [Device.from_dict(one["device"]) for one in told]
+    _raise_first(_gathered(refused, place))
+    devices: list[Device] = _gathered(own, place)
     try:
         check(devices)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered({"refused": refused}, place))
+    _raise_first(_gathered(refused, place))
     assert own is not None
     most_bytes = _SHARE_OF_MEMORY * own.free_bytes
     bench = OperatorBench(device, own.precision, request.seconds, most_bytes)
@@ -85,11 +125,10 @@ def _measure(
         points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (own.name,))]
     if place.size > 1:
         points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
-    everything = _gathered({"points": [point.to_dict() for point in points]}, place)
+    every = tuple(chain.from_iterable(_gathered(points, place)))
     if place.rank == 0:
-        every = tuple(MeasuredPoint.from_dict(point) for one in everything for point in one["points"])
         conclude(Measurement(tuple(devices), every, torch.__version__))
-    _gathered({}, place)  # until rank 0 has written what came of it
+    _gathered(None, place)  # until rank 0 has written what came of it
 
 
 def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
@@ -124,14 +163,13 @@ def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str]
     return points
 
 
-def _raise_first(told: Sequence[Mapping[str, Any]]) -> None:
-    refused = next((one["refused"] for one in told if one["refused"]), None)
-    if refused is not None:
+def _raise_first(refusals: Sequence[str | None]) -> None:
+    if refused := next(filter(None, refusals), None):
         raise InputError(refused)
 
 
-def _gathered(own: Mapping[str, Any], place: ProcessPlace) -> list[Any]:
-    """What every rank says, as plain data, on every rank."""
+def _gathered(own: Any, place: ProcessPlace) -> list[Any]:
+    """What every rank says, on every rank."""
     if place.size == 1:
         return [own]
     told: list[Any] = [None] * place.size

@@ -46,11 +46,7 @@ def least_ticks(pipeline: SmallPipeline, split: bool) -> float:
     return min(clock_ticks(pipeline, split, depths) for depths in depths_that_fit(pipeline))
 
 
-RULES: Mapping[str, DepthRule] = {
-    "1F1B's": clock_ticks,
-    "those of plans": ticks_of_plans,
-    "the best": least_ticks,
-}
+RULES: Mapping[str, DepthRule] = {"1F1B's": clock_ticks, "those of plans": ticks_of_plans, "the best": least_ticks}
 
 
 def compare(

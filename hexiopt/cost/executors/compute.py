@@ -17,7 +17,36 @@ from hexiopt.numbers.gpus import Gpu, outside_products
 from hexiopt.problem.kinds import Recurrent
 from hexiopt.problem.model import ModelSpec, largest_shard
 from hexiopt.problem.operators import Layer, Shard
-from hexiopt.problem.workload import Workload
+from hexiopt.problem.workload import JOINED, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Seconds of one layer for one micro-batch, TP collectives included: of its forward, of its backward, of its full
+    recompute, and of attention alone; and the seconds of the host for a pass."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    attention_s: float
+    host_s: float = 0.0
+
+    def with_experts(self, forward_s: float, backward_s: float) -> "LayerTimes":
+        """The same layer with the seconds of its experts, all-to-alls included; a full recompute repeats both."""
+        return replace(
+            self,
+            forward_s=self.forward_s + forward_s,
+            backward_s=self.backward_s + backward_s,
+            recompute_s=self.recompute_s + forward_s,
+        )
+
+    def under(self, policy: str) -> tuple[float, float]:
+        """Forward and backward seconds under a recompute policy."""
+        # Of layers recomputed together only the last may stop early; the sum is the same for any of them.
+        again_s = {"none": 0.0, "selective": self.attention_s, "full": self.recompute_s, JOINED: self.forward_s}
+        host_s = self.host_s * (2 if policy in ("full", JOINED) else 1)  # another pass
+        return max(self.forward_s, self.host_s), max(self.backward_s + again_s[policy], host_s)
+
 
 Floats = NDArray[np.float64]
 # A number, or an array [devices].
@@ -255,8 +284,7 @@ def embedding_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, m
     if workload.adapters is not None:
         return ComputeTimes(projection_s + gather_s, 0.0)
     return ComputeTimes(
-        projection_s + gather_s,
-        c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s,
+        projection_s + gather_s, c.GEMM_BACKWARD_PASSES * projection_s + c.MEMORY_BACKWARD_PASSES * gather_s
     )
 
 
@@ -287,3 +315,9 @@ def head_compute(model: ModelSpec, workload: Workload, gpu: Gpu, tp: int, micro_
 def optimizer_compute_s(workload: Workload, gpu: Gpu, num_params: float) -> float:
     """Seconds of an optimizer step over `num_params` parameters of layers on a device: memory traffic only."""
     return OperatorTimes(gpu, workload.precision).memory_s(num_params * workload.states.step_bytes)
+
+
+def quantization_s(clock: OperatorTimes, model: ModelSpec, workload: Workload, tokens: Amount) -> Amount:
+    """Seconds for a message of so many `tokens`: a memory-bound kernel reads one form and writes the other."""
+    hidden = model.hidden_size
+    return clock.memory_s(tokens * float(hidden * workload.element_bytes + workload.message_bytes(hidden)))

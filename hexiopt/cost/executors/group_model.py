@@ -14,17 +14,17 @@ from hexiopt.cost.executors.collectives import ring_collective_s
 from hexiopt.cost.executors.communicators import Communicators
 from hexiopt.cost.executors.compute import (
     ComputeTimes,
+    LayerTimes,
     OperatorTimes,
     dense_times,
     embedding_compute,
     head_compute,
     layer_compute,
+    quantization_s,
 )
 from hexiopt.cost.executors.executor import ParameterCopy
 from hexiopt.cost.executors.experts.times import ExpertSharing, ExpertTimes, exchange_s
-from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Memory, MemoryModel, StateSharding, most_together, tokens_between
-from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.sequence.context_parallel import ContextParallel
 from hexiopt.cost.executors.states import Layers, products_s
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups

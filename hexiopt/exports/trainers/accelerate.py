@@ -20,12 +20,7 @@ from typing import Any
 import yaml
 
 from hexiopt.errors import InputError
-from hexiopt.exports.expert_groups import (
-    NO_FURTHER_LAYERS,
-    divides_layers,
-    expert_degree,
-    with_expert_groups,
-)
+from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers, expert_degree, with_expert_groups
 from hexiopt.exports.file_jobs import FileJob, import_job, shard_within
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer, divides_model, stage_name
 from hexiopt.exports.layout import (

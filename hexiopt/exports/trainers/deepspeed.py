@@ -14,12 +14,7 @@ from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hexiopt.exports.expert_groups import (
-    NO_FURTHER_LAYERS,
-    divides_layers,
-    expert_degree,
-    with_expert_groups,
-)
+from hexiopt.exports.expert_groups import NO_FURTHER_LAYERS, divides_layers, expert_degree, with_expert_groups
 from hexiopt.exports.file_jobs import FileJob, import_job
 from hexiopt.exports.formats import EVEN, ImportContext, ImportedPlan, Program, Trainer
 from hexiopt.exports.layout import (
@@ -209,12 +204,7 @@ class DeepSpeedFormat(Trainer):
             **(_FP32_GRADIENTS if mixed and workload.gradient_bytes == 4 else {}),
             "zero_optimization": {"stage": zero},
             **keys,
-            _OWN: {
-                "target": TARGET,
-                "sequence_parallel": workload.sequence_parallel,
-                **of_ours,
-                "notes": list(notes),
-            },
+            _OWN: {"target": TARGET, "sequence_parallel": workload.sequence_parallel, **of_ours, "notes": list(notes)},
         }
         command = f'"${{TRAIN:-train.py}}" --deepspeed --deepspeed_config "$HERE/{FILE}"'
         return Program(grid.stage_major(), command, {FILE: json.dumps(document, indent=1) + "\n"}, notes=notes)

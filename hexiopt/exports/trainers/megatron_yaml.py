@@ -56,12 +56,8 @@ def read_yaml(text: str, context: ImportContext) -> Script | None:
     notes = [f"not read: what {trainer.get('model', 'the file of the model')} states beside the shape"]
     if absent:
         notes.append(f"not stated, so by Primus' default: {', '.join(f'{key} {v}' for key, v in absent.items())}")
-    arguments = {_name(key): _words(value, False) for key, value in values.items() if _on(value)}
+    arguments = {str(key).replace("_", "-"): _words(value, False) for key, value in values.items() if _on(value)}
     return Script(arguments, notes=tuple(notes))
-
-
-def _name(key: Any) -> str:
-    return str(key).replace("_", "-")
 
 
 def _on(value: Any) -> bool:

@@ -25,11 +25,7 @@ class LayerSequence(NamedTuple):
         widths = [part.ffn_size for kind in self.kinds for part in kind.channels]
         out: dict[str, Any] = {"num_layers": len(self.kinds)} if self.kinds else {}
         if attention is not None:
-            out |= {
-                "num_heads": attention.heads,
-                "num_kv_heads": attention.kv_heads,
-                "head_dim": attention.qk_dim,
-            }
+            out |= {"num_heads": attention.heads, "num_kv_heads": attention.kv_heads, "head_dim": attention.qk_dim}
         return out | ({"ffn_size": max(widths)} if widths else {})
 
 

@@ -301,9 +301,7 @@ MIXTURES: dict[str, ModelType] = {
         stored="fp8",
     ),
     "mixtral": ModelType(
-        row(BASE, usual(num_kv_heads=8, max_positions=131_072, rope_theta=1e6)),
-        sliding(),
-        experts=experts(ALL_EXPERTS),
+        row(BASE, usual(num_kv_heads=8, max_positions=131_072, rope_theta=1e6)), sliding(), experts=experts(ALL_EXPERTS)
     ),
     "olmoe": ModelType(
         row(BIASED, usual(max_positions=4096), head_dim=None, qk_norm="whole"), experts=experts(ALL_EXPERTS)
@@ -328,10 +326,7 @@ MIXTURES: dict[str, ModelType] = {
             output_bias=False,
         ),
         Mixers(
-            key("sliding_window", default=4096),
-            switch="use_sliding_window",
-            until_layer="max_window_layers",
-            period=2,
+            key("sliding_window", default=4096), switch="use_sliding_window", until_layer="max_window_layers", period=2
         ),
         experts=row(experts(), QWEN_SHARED, shared=key("shared_expert_intermediate_size", default=5632)),
         placement=_IN_STEPS,

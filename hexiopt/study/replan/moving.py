@@ -9,9 +9,8 @@ from which every device reads all its states.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 from hexiopt.cost.executors.network_load import load_of
@@ -55,14 +54,6 @@ class Moving:
     def num_bytes(self) -> float:
         """Bytes of all transfers."""
         return sum(transfer.num_bytes for transfer in self.transfers)
-
-    @cached_property
-    def bytes_by_device(self) -> Mapping[int, float]:
-        """Bytes that each device fetches, of devices that fetch any."""
-        total_bytes: dict[int, float] = defaultdict(float)
-        for transfer in self.transfers:
-            total_bytes[transfer.device] += transfer.num_bytes
-        return total_bytes
 
     def seconds(self, checkpoint_gb_per_s: float | None = None) -> float:
         """A lower bound on the duration in seconds, with all transfers at once: that of the busiest link.

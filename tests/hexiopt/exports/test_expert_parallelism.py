@@ -10,11 +10,10 @@ import pytest
 
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
-from hexiopt.exports.exporting import read_layout, write_program
+from hexiopt.exports.exporting import read_layout, reading_note, write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
-from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel

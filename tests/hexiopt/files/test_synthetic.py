@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexiopt.errors import InputError
-from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
-from hexiopt.files.synthetic import resolve_synthetic
+from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict, resolve_synthetic
 from hexiopt.numbers.gpus import catalogue
 from hexiopt.numbers.links import intra_bandwidth_gb_per_s
 from hexiopt.problem.cluster import Cluster

@@ -14,9 +14,7 @@ from hexiopt.report.figure import draw_plan, plan_figure
 from hexiopt.report.machine_map import MAX_MACHINES
 from hexiopt.report.panels.canvas import DPI
 from hexiopt.report.panels.cluster import draw_cluster
-from hexiopt.report.panels.layers import draw_layers
-from hexiopt.report.panels.memory import draw_memory
-from hexiopt.report.panels.stages import picture_rows
+from hexiopt.report.panels.stages import draw_layers, draw_memory, picture_rows
 from hexiopt.report.panels.timeline import draw_timeline
 from hexiopt.report.timeline import TimeAxis
 from tests.hexiopt.report.pictures import Case

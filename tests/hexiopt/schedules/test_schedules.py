@@ -314,11 +314,11 @@ def test_the_cycle_is_the_largest_mean_where_waits_are_shared(times: Times) -> N
 
 
 @pytest.mark.parametrize("schedule", [*MEGATRONS, Eager()], ids=str)
-def test_fill_and_rounds_are_those_of_the_recurrence_where_stages_are_alike(schedule: Schedule) -> None:
+def test_the_fill_is_that_of_the_recurrence_where_stages_are_alike(schedule: Schedule) -> None:
     for count, batches in product(range(1, 6), range(1, 12)):
         f, b, none = [1.0] * count, [2.0] * count, [0.0] * (count - 1)
         end_s = max(chain_ends_s(schedule, f, b, none, none, batches))
-        assert schedule.num_rounds(count, batches) * 3.0 == end_s
+        assert 3.0 * (batches + count - 1) == end_s
         assert schedule.fill_s([3.0] * count, none, 1, 3.0) + 3.0 * batches == end_s
     assert INTERLEAVED.fill_s([4.0, 4.0], [1.0], 2, 4.0) == 3.0  # a range of the other stage, and the messages
 

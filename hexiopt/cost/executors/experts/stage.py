@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from hexiopt.cost.executors.compute import ComputeTimes
+from hexiopt.cost.executors.compute import ComputeTimes, LayerTimes
 from hexiopt.cost.executors.executor import ExecutorCost, ForwardLayers, ParameterCopy
 from hexiopt.cost.executors.experts.times import DeviceShare, ExpertSharing, ExpertTimes, uneven_exchange_s
 from hexiopt.cost.executors.experts.waves import WavePhases, wave_times
-from hexiopt.cost.executors.layer_times import LayerTimes
 from hexiopt.cost.executors.memory import Holders, Memory, MemoryModel, StateSharding
 from hexiopt.cost.executors.states import Layers
 from hexiopt.cost.executors.tp_groups import TpGroup, TpGroups
@@ -73,12 +72,7 @@ class ExpertParallelStage:
         sharing = ExpertSharing(len(self._devices), len(self._replicas), group.num_samples)
         columns = group.parameter_copies, group.samples_of_copies, group.experts_of_copies
         self._copies = [  # of each copy its GPU, TP degree, samples and experts
-            (
-                parts.tp_groups.of(devices[:1]).gpu,
-                len(devices),
-                samples,
-                sharing._replace(held=held, alone=not samples),
-            )
+            (parts.tp_groups.of(devices[:1]).gpu, len(devices), samples, sharing._replace(held=held, alone=not samples))
             for devices, samples, held in zip(*columns, strict=True)
         ]
         numbers = iter(range(len(self._replicas)))
@@ -110,7 +104,7 @@ class ExpertParallelStage:
         experts_s = self._experts_s(experts)
         again = policy in ("full", JOINED)  # what is recomputed has exchanges and experts too
         there, recomputed, back = (
-            wave_times(WavePhases(self._by_device(seconds), of_experts, exchange_s))
+            wave_times(WavePhases([0.0 if r is None else seconds[r] for r in self._replica_of], of_experts, exchange_s))
             for seconds, of_experts in (
                 ([times.forward_s for times in apart], experts_s[0]),
                 ([times.recompute_s for times in apart], experts_s[0]),
@@ -122,10 +116,6 @@ class ExpertParallelStage:
         forward_s, backward_s = max(there.further_s, host_s), sum(times.further_s for times in passes)
         fill_s = there.first_s - there.further_s, sum(times.first_s - times.further_s for times in passes)
         return (forward_s, max(backward_s, len(passes) * host_s)), fill_s
-
-    def _by_device(self, seconds: Sequence[float]) -> list[float]:
-        """`seconds` of the replica of each device, 0 of devices with experts alone."""
-        return [0.0 if r is None else seconds[r] for r in self._replica_of]
 
     def exchange_s(self, kind: int) -> float:
         """Seconds of both all-to-alls of a wave in a pass through a layer of a kind; 0 where it has no experts."""

@@ -33,10 +33,10 @@ from hexiopt.cost.executors.compute import (
     dense_times,
     embedding_compute,
     head_compute,
+    quantization_s,
 )
 from hexiopt.cost.executors.memory import MemoryModel
 from hexiopt.cost.executors.network_load import LinkLoads, LinkTable, RingLinks
-from hexiopt.cost.executors.quantization import quantization_s
 from hexiopt.cost.executors.sequence.memory import SequenceMemory
 from hexiopt.cost.executors.sequence.phases import Exchange, Phase, RingSteps, SequencePeers, Work, ends_s
 from hexiopt.errors import InputError

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab.trials.overlap import ExchangeTime, exchange_in
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import ExchangeTime, Trial, TrialRequest, exchange_in, tried
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.workload import Workload
