@@ -123,7 +123,9 @@ class Baseline(SearchSolver):
     def __post_init__(self) -> None:
         k = self.top_k
         if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise InputError(f"solver.top_k: {quoted(k)} is out of range; state a whole number from 1 on, or null for all")
+            raise InputError(
+                f"solver.top_k: {quoted(k)} is out of range; state a whole number from 1 on, or null for all"
+            )
 
     @abstractmethod
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
@@ -157,8 +159,8 @@ class Baseline(SearchSolver):
 
 
 def rank_candidates(baseline: Baseline, run: Search) -> list[PlanCandidate]:
-    """All candidates enumerated in time, by turn and then by estimate; with `top_k` the published ones, by estimate alone
-    and without neighbours. Ties keep the order of enumeration."""
+    """All candidates enumerated in time, by turn and then by estimate; with `top_k` the published ones, by estimate
+    alone, without neighbours. Ties keep the order of enumeration."""
     estimated = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:

@@ -105,7 +105,8 @@ def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), slow_but([(name, "tight_memory") for name in ("amp", "galvatron")], product(BASELINES, problems.MIXED))
+    ("name", "kind"),
+    slow_but([(name, "tight_memory") for name in ("amp", "galvatron")], product(BASELINES, problems.MIXED)),
 )
 def test_of_more_candidates_the_best_is_no_slower(name: str, kind: str) -> None:
     """One is the first by the published estimate; more of the ranking are a prefix of it, and all have the least."""
