@@ -30,9 +30,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.report.style import INK, MUTED
 
 _LIMIT_S = 10.0  # CPU seconds of a search, of all its processes together
-_SLACK = (
-    1.05  # where a search ends by the clock, another that has the same plans in its space may have met a better one
-)
+_SLACK = 1.05  # a search that ends by the clock may miss what another with the same plans in its space has met
 _FREE, _RELEASED = "ours", "its released code"
 _STEPS = {  # what lies between two rungs
     (FIRST, TEN): "prices for ten of its plans instead of one",
@@ -42,10 +40,11 @@ _STEPS = {  # what lies between two rungs
 }
 _NOTES = (
     "× is the step time over that of ours, geometric mean of the problems where the rung has a plan that fits; in "
-    "brackets on how many it has none. *first choice*: by the estimate that the system published, as reimplemented here "
-    "(`solver.top_k=1`), priced as it is: where it does not fit memory that is said, and nothing is repaired. *best of "
-    "its ten*: `solver.top_k=10`. *best of its space*: the solver as it is. *ours within its freedoms*: the portfolio "
-    f"with the keys of the last table. {CPU_LIMITS} Ours, which uses all cores, has as many seconds in all of them."
+    "brackets on how many it has none. *released code*: on one problem, as below. *first choice*: by the estimate that "
+    "the system published, as reimplemented here (`solver.top_k=1`), priced as it is: where it does not fit memory, "
+    "nothing is repaired. *best of its ten*: `solver.top_k=10`. *best of its space*: the solver as it is. *ours "
+    f"within its freedoms*: the portfolio with the keys of the last table. {CPU_LIMITS} Ours uses all cores, and has "
+    "in all of them together as many seconds as a rival."
 )
 
 # %% [markdown]
@@ -141,8 +140,8 @@ def draw(over: Mapping[str, pd.DataFrame], unfit: Mapping[str, pd.DataFrame]) ->
     """A panel for each rival: the rungs from left to right, a line for each problem and one for their mean."""
     figure, axes = framed(
         "From a rival's first choice to our plan",
-        f"Step time over ours by our cost model, {_LIMIT_S:g} CPU s a search; grey: problems; line: geometric mean of those "
-        "that fit; hollow: out of memory; star: released code on one problem, out of memory, by the price of its day",
+        f"Step time over ours by our cost model, {_LIMIT_S:g} CPU s a search; grey: problems; line: geometric mean of "
+        "those that fit; hollow: out of memory; stars: released code on one problem, out of memory, by its day's price",
         columns=len(over),
         height=4.6,
         width=2.05 * len(over) + 0.6,
@@ -153,13 +152,12 @@ def draw(over: Mapping[str, pd.DataFrame], unfit: Mapping[str, pd.DataFrame]) ->
         at = [places[rung] for rung in ratios]
         for name, line in ratios.iterrows():
             ax.plot(at, line, color=MUTED, alpha=0.45, linewidth=0.8, marker="o", markersize=3)
-            ax.plot(
-                at[:-1], unfit[label].loc[name], color=MUTED, marker="o", markersize=4, mfc="none", linestyle="none"
-            )
+            ax.plot(at[:-1], unfit[label].loc[name], "o", color=MUTED, markersize=4, mfc="none")
         ax.plot(at, [mean(ratios[rung]) for rung in ratios], color=hue(k), linewidth=2, marker="o")
         if label in RELEASED["plans"]:
-            tops += [second / RELEASED["ours_s"] for second in RELEASED["plans"][label]["step_s"]]
-            ax.plot([places[_RELEASED]], tops[-1:], color=hue(k), marker="*", markersize=9, mfc="none")
+            stars = [step_s / RELEASED["ours_s"] for step_s in RELEASED["plans"][label]["step_s"]]
+            ax.plot([0] * len(stars), stars, "*", color=hue(k), markersize=9, mfc="none")
+            tops += stars
         ax.axhline(1.0, color=INK, linewidth=0.8)
         ax.set_yscale("log")
         ax.set_xticks(list(places.values()), list(places), rotation=60, ha="right", fontsize=7.5)
@@ -266,6 +264,6 @@ show(
             }
         ).T.rename_axis("rival")
     },
-    notes="From the best of its ten to the best of its space a rival gets what [baselines](../baselines.md) names: other "
-    "recompute policies, ZeRO-1 or none, further estimates, and climbing by our price.",
+    notes="From the best of its ten to the best of its space a rival gets what [baselines](../baselines.md) names: "
+    "other recompute policies, ZeRO-1 or none, further estimates, and climbing by our price.",
 )

@@ -19,7 +19,7 @@ RUNGS: Mapping[str, int | None] = {FIRST: 1, TEN: 10, SPACE: None}
 
 
 @dataclass(frozen=True)
-class Freedoms:
+class RivalFreedoms:
     """The smallest plan space of ours with the plans of a rival: switches that are off, and the schedule; `wider` says
     which plans it has beside those."""
 
@@ -42,25 +42,25 @@ class Freedoms:
 _POLICY = ("recompute_per_stage", "recompute_per_layer")
 _ALIKE = ("uneven_batch", "uneven_structure")
 _ONE_DEGREE = ("replicas", "uneven_tp", *_ALIKE, *_POLICY)
-FREEDOMS: Mapping[str, Freedoms] = {
-    "metis_atc24": Freedoms((*_ALIKE, *_POLICY), "any devices in a stage, in any order; ZeRO-2 and 3"),
-    "amp": Freedoms(_ONE_DEGREE, "devices left out, and in any order; ZeRO-2 and 3"),
-    "espresso": Freedoms(_ONE_DEGREE, "several GPU types in a stage; ZeRO-2 and 3"),
-    "flashflex": Freedoms(
+FREEDOMS: Mapping[str, RivalFreedoms] = {
+    "metis_atc24": RivalFreedoms((*_ALIKE, *_POLICY), "any devices in a stage, in any order; ZeRO-2 and 3"),
+    "amp": RivalFreedoms(_ONE_DEGREE, "devices left out, and in any order; ZeRO-2 and 3"),
+    "espresso": RivalFreedoms(_ONE_DEGREE, "several GPU types in a stage; ZeRO-2 and 3"),
+    "flashflex": RivalFreedoms(
         ("replicas", *_POLICY),
         "devices left out, pipelines that return to a machine, interleaving, ZeRO-2 and 3",
         AUTO,
     ),
-    "sailor": Freedoms(
+    "sailor": RivalFreedoms(
         ("replicas", "uneven_layers", "uneven_batch", *_POLICY),
         "pipelines of unequally many stages, ZeRO-2 and 3; but not layers that count embedding and head",
     ),
-    "galvatron": Freedoms(_ALIKE, "layers, recompute and numbers of GPUs by the speed and memory of each"),
+    "galvatron": RivalFreedoms(_ALIKE, "layers, recompute and numbers of GPUs by the speed and memory of each"),
 }
 """By solver, of the baselines that have a planner. Megatron-LM and FSDP have none: the best of their space is all."""
 LENT: Mapping[str, str] = {
-    "Metis (ATC 24)": "our memory model, one recompute policy, ZeRO-1, the network between machines, messages that overlap, "
-    "a search without pruning",
+    "Metis (ATC 24)": "our memory model, one recompute policy, ZeRO-1, the network between machines, messages that "
+    "overlap, a search without pruning",
     "AMP": "our memory model, one recompute policy, ZeRO-1, the speed of each GPU type, every order of machines",
     "Espresso": "our memory model, time instead of money, TP degree, micro-batch size, recompute policy, ZeRO-1",
     "FlashFlex as published": "our memory model, ZeRO-1, the links inside machines",
