@@ -12,6 +12,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
+from hexiopt.study.jobs import measures_of
+from hexiopt.units import GIB
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first, climb
 from solvers.core.search import Search
 from solvers.registry import make_solver
@@ -113,6 +115,8 @@ def test_a_first_that_does_not_fit_is_told_and_not_repaired() -> None:
     plan, cost = result.closest_to_fitting
     assert (plan, cost) == (on_device(0), PlanPricer(problem).price(plan))
     assert cost.excess_bytes > 0
+    told = measures_of(result)
+    assert (told["unfit_step_s"], told["lacks_gib"]) == (cost.step_time_s, cost.excess_bytes / GIB)
 
 
 @pytest.mark.parametrize("k", [0, -1, True, 1.5, "1"])
