@@ -108,7 +108,7 @@ def step_cell(row: pd.Series) -> str:
 
 
 def step_factors(ratios: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """By pair of rungs, how many times as long a step takes on the lower one, where all rungs have a plan; else empty."""
+    """By pair of rungs, how many times as long a step takes on the lower one, where all have a plan; else empty."""
     whole = ratios.dropna()
     return {} if whole.empty else {(low, high): mean(whole[low] / whole[high]) for low, high in _STEPS}
 
