@@ -481,6 +481,8 @@ def test_the_ladder_says_what_each_rung_is_worth(study: Study) -> None:
     assert no_slower(ladder.FIRST, ladder.TEN)
     assert not no_slower(ladder.TEN, ladder.FIRST)
     assert not no_slower(ladder.SPACE, ladder.INSIDE), "of Sailor, 0.9 s against 2"
+    assert "Sailor" not in names["_WHOLE"]
+    assert no_slower(ladder.SPACE, ladder.INSIDE, names["_WHOLE"])
 
 
 def test_a_first_choice_out_of_memory_is_marked(study: Study) -> None:

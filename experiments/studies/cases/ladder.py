@@ -21,11 +21,12 @@ RUNGS: Mapping[str, int | None] = {FIRST: 1, TEN: 10, SPACE: None}
 @dataclass(frozen=True)
 class RivalFreedoms:
     """The smallest plan space of ours with the plans of a rival: switches that are off, and the schedule; `wider` says
-    which plans it has beside those."""
+    which plans it has beside those, and `lacks` which of the rival's it has not."""
 
     off: tuple[str, ...]
     wider: str
     schedule: str = ONE_F_ONE_B.name
+    lacks: str = ""
 
     @property
     def keys(self) -> str:
@@ -53,7 +54,8 @@ FREEDOMS: Mapping[str, RivalFreedoms] = {
     ),
     "sailor": RivalFreedoms(
         ("replicas", "uneven_layers", "uneven_batch", *_POLICY),
-        "pipelines of unequally many stages, ZeRO-2 and 3; but not layers that count embedding and head",
+        "pipelines of unequally many stages; ZeRO-2 and 3",
+        lacks="equal layers where embedding and head count as one each",
     ),
     "galvatron": RivalFreedoms(_ALIKE, "layers, recompute and numbers of GPUs by the speed and memory of each"),
 }

@@ -83,11 +83,11 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), slow_but([("amp", "tight_memory")], product(FREEDOMS, problems.MIXED)))
 def test_ours_in_its_freedoms_may_have_the_answer(name: str, kind: str) -> None:
-    """As the ladder of rivals restricts the portfolio; but for layers that count embedding and head, as it says."""
+    """As the ladder of rivals restricts the portfolio."""
     problem, plan = problems.MIXED[kind](), answer(name, kind).plan
     assert plan is not None
     broken = {violation.rule for violation in check(FREEDOMS[name].of(problem), plan)}
-    assert broken <= ({"space.uneven_layers"} if name == "sailor" else set())
+    assert broken <= ({"space.uneven_layers"} if FREEDOMS[name].lacks else set())
 
 
 @on_mixed(BASELINES)
