@@ -69,7 +69,7 @@ class Result:
     solver's own unit of work, `reason` is a sentence for the user where `plan` is None. A solver that proves more about
     the part of the space that it searches states it in `restricted_bound`. `operators` counts what each operator did.
     `overrun_s` is what the search took beyond its time limit, where that is more than tolerated
-    (`referee`), else 0.
+    (`referee`), else 0. Without a plan, `closest_to_fitting` is the one met that exceeds memory least, and its cost.
     """
 
     solver: str
@@ -85,6 +85,7 @@ class Result:
     restricted_bound: RestrictedBound | None = None
     operators: tuple[OperatorCounts, ...] = ()
     overrun_s: float = 0.0
+    closest_to_fitting: tuple[Plan, Cost] | None = None
 
     def __post_init__(self) -> None:
         has_plan = self.status in (Status.OPTIMAL, Status.FEASIBLE)

@@ -40,6 +40,7 @@ from hexiopt.solving.registry import make_solver
 from hexiopt.solving.result import Result
 from hexiopt.study.replan.replan import Replanning, weigh
 from hexiopt.study.solution import PlacedPlan
+from hexiopt.units import GIB
 
 INTERRUPTED = 130
 LOWER_BOUND = "lower_bound"
@@ -226,8 +227,12 @@ _OPTIONAL = ("pricer", "judge", "cpu_time")  # fields that a job's data have onl
 
 
 def measures_of(result: Result) -> dict[str, Any]:
-    """What a status says of a search beside its step time: how it ended, its bound, throughput and improvements."""
+    """What a status says of a search beside its step time: how it ended, its bound, throughput and improvements;
+    without a plan, the step and the GiB lacking of the one closest to fitting."""
     measured: dict[str, Any] = {"status": str(result.status), "bound_s": result.bound_s, "search_s": result.runtime_s}
+    if result.closest_to_fitting is not None:
+        _, cost = result.closest_to_fitting
+        measured |= {"unfit_step_s": cost.step_time_s, "lacks_gib": cost.excess_bytes / GIB}
     if result.cost is not None:
         points = [(point.runtime_s, point.step_time_s) for point in result.trajectory]
         measured |= {"tokens_per_s": result.cost.tokens_per_s, "mfu": result.cost.mfu, "steps": result.steps}

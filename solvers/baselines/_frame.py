@@ -2,7 +2,8 @@
 
 A baseline enumerates the plans of its published space and ranks them by its own estimate of the step time. It is not
 beaten for a poor estimate, though: beyond the plan that it would pick, the next best by its estimate are priced by our
-cost model too, and the best that fits is its answer. What it cannot express stays its own limit.
+cost model too, and the best that fits is its answer. What it cannot express stays its own limit. `top_k` takes this
+back: only the first plans of its own ranking are priced, and the first alone is what the system would run.
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import ClassVar, TypeVar
 
+from hexiopt.errors import InputError, quoted
 from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.solving import MAX_TIME_LIMIT_S, Capabilities
@@ -30,13 +32,15 @@ class PlanCandidate:
 
     `make` returns None where it comes to nothing, or to nothing new. Candidates of an earlier `turn` are priced first,
     where a baseline compares its estimates only among some of its plans. `neighbours` are plans of the space that
-    differ in one choice: the best plan priced is replaced by a better neighbour while there is one.
+    differ in one choice: the best plan priced is replaced by a better neighbour while there is one. `published` is
+    False for what the system itself does not rank: another estimate, or a choice that we make for it.
     """
 
     estimate_s: float
     make: Callable[[], Plan | None]
     turn: int = 0
     neighbours: "Callable[[], Iterator[PlanCandidate]]" = field(default=lambda: iter(()))
+    published: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,26 @@ def best_first(
             yield candidate
 
 
+@dataclass(frozen=True)
 class Baseline(SearchSolver):
     """A published planner as a `Solver`: a subclass states its space, and enumerates it with its own estimate.
 
     The options of a baseline are the fields of a frozen dataclass, from which the registry and the command line know
-    them.
+    them. `top_k`: how many plans are priced, the first by the system's own estimate; None: all, by turns, and then the
+    neighbours of the best. Raises InputError for a `top_k` that is no whole number from 1 on.
     """
+
+    top_k: int | None = field(default=None, kw_only=True)
 
     capabilities = Capabilities(kind="baseline")
     limits: ClassVar[SearchLimits] = SearchLimits()
+
+    def __post_init__(self) -> None:
+        k = self.top_k
+        if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise InputError(
+                f"solver.top_k: {quoted(k)} is out of range; state a whole number from 1 on, or null for all"
+            )
 
     @abstractmethod
     def candidates(self, run: Search, rng: random.Random) -> Iterator[PlanCandidate]:
@@ -136,7 +151,7 @@ class Baseline(SearchSolver):
         for candidate in rank_candidates(self, run):
             if run.plan is not None:
                 run.budget = budget
-            if pricing.ended or not run.should_continue():
+            if pricing.ended or pricing.priced == self.top_k or not run.should_continue():
                 break
             pricing.price(candidate)
         run.budget = budget
@@ -144,27 +159,31 @@ class Baseline(SearchSolver):
 
 
 def rank_candidates(baseline: Baseline, run: Search) -> list[PlanCandidate]:
-    """All candidates enumerated in time, by turn and then by estimate; ties keep the order of enumeration."""
+    """All candidates enumerated in time, by turn and then by estimate; with `top_k` the published ones, by estimate
+    alone, without neighbours. Ties keep the order of enumeration."""
     estimated = []
     for candidate in baseline.candidates(run, random.Random(run.seed)):
         if candidate.estimate_s < math.inf:
             estimated.append(candidate)
         if not run.should_continue(baseline.limits.enumeration_share):
             break
-    return sorted(estimated, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+    if baseline.top_k is None:
+        return sorted(estimated, key=lambda candidate: (candidate.turn, candidate.estimate_s))
+    published = (PlanCandidate(candidate.estimate_s, candidate.make) for candidate in estimated if candidate.published)
+    return sorted(published, key=lambda candidate: candidate.estimate_s)
 
 
 class CandidatePricing:
     """Prices candidates by the time of a step.
 
-    It holds the best candidate, the violation of the first invalid plan, and the number of plans that have fitted since
-    the best.
+    It holds the best candidate, the violation of the first invalid plan, the number of plans priced, and of those that
+    have fitted since the best.
     """
 
     def __init__(self, run: Search, max_without_improvement: int) -> None:
         self.run, self._max_without_improvement = run, max_without_improvement
         self.best: PlanCandidate | None = None
-        self.without_improvement = 0
+        self.priced = self.without_improvement = 0
         self._invalid = ""
         self._seen: set[Plan] = set()
 
@@ -184,6 +203,7 @@ class CandidatePricing:
             self._invalid = self._invalid or str(violations[0])
             return False
         self.run.step()
+        self.priced += 1
         fits, improves = self._evaluate(plan)
         if improves:
             self.best, self.without_improvement = candidate, 0

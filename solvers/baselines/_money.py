@@ -79,6 +79,7 @@ class MoneyBaseline(Baseline):
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.objective not in OBJECTIVES:
             raise InputError(f"solver.objective: {self.objective!r} is not known; choose {' or '.join(OBJECTIVES)}")
         if self.deadline_s is not None and self.objective != "money":

@@ -64,10 +64,10 @@ class Amp(Baseline):
             layers, seconds = _shift_layers(times, choice, best_of[choice])
             shared.append(_Split(seconds, choice, layers))
         shared.sort(key=lambda split: split.estimate_s)
-        yield from (split.candidate(1) for split in shared[:_BEST])
+        yield from (split.candidate(1, published=False) for split in shared[:_BEST])
         for split in shared[:_SHIFTED_BEST]:
             for layers in _neighbours(split.layers, split.choice.max_layers):
-                yield _Split(split.estimate_s, split.choice, layers).candidate(2)
+                yield _Split(split.estimate_s, split.choice, layers).candidate(2, published=False)
         yield from (split.candidate(3) for split in alone[_BEST:])
 
 
@@ -100,9 +100,9 @@ class _Split:
     choice: _Choice
     layers: tuple[int, ...]
 
-    def candidate(self, turn: int) -> PlanCandidate:
-        """The candidate, priced in that turn."""
-        return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn)
+    def candidate(self, turn: int, *, published: bool = True) -> PlanCandidate:
+        """The candidate, priced in that turn; `published`: the estimate is AMP's."""
+        return PlanCandidate(self.estimate_s, partial(self.choice.plan, self.layers), turn, published=published)
 
 
 def _splits(times: GridEstimates, run: Search) -> Iterator[_Split]:

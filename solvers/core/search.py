@@ -250,6 +250,7 @@ class Search:
             trajectory=self.trajectory,
             restricted_bound=self.restricted_bound if found else None,
             operators=self.operators.counts(),
+            closest_to_fitting=None if found else self.closest_to_fitting,
         )
 
 

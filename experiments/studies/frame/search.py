@@ -27,7 +27,10 @@ CPU_LIMITS = "Time limits are CPU seconds, of each process of the search and of 
 FOLDER, ANY_CODE = "STUDIES_FOLDER", "STUDIES_ANY_CODE"  # environment: where searches are kept, and of which code
 _QUICK_STEPS, _QUICK_S, _QUICK_BOUND_S = 20, 60.0, 0.2
 _measured: list[tuple["SearchSpec", dict[str, Any]]] = []  # by the study that runs: `take_measured`
-_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib", "steps", "cpu_s")
+_FIGURES = (
+    *("step_time_s", "tokens_per_s", "mfu", "bound_s", "runtime_s", "first_plan_s", "peak_gib", "steps", "cpu_s"),
+    *("unfit_step_s", "lacks_gib"),
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ Its estimate is `pricer.py`. `defects` tells two searches apart:
   (`layer_partition.py`) and must fit its memory formula; pipelines get equal batches, of micro-batches whose size
   is fixed by the number of pipelines at the start (`config.py`); and see `released.py`. Recompute policy
   and schedule are the best allowed, as above.
+
+With `top_k` a partition is one plan: layers and batches by its own formulas, the full recompute that these count, and
+the sharding by whose memory its layers are split, of the released code none.
 """
 
 import random
@@ -54,6 +57,7 @@ class FlashFlex(Baseline):
     capabilities = Capabilities(kind="baseline", max_devices=_MAX_GPUS, requires=("pymetis",))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.defects not in (PUBLISHED, RELEASED):
             hint = did_you_mean(self.defects, (PUBLISHED, RELEASED))
             raise InputError(f"solver.defects: {self.defects!r} is not known; {hint}")
@@ -67,8 +71,11 @@ class FlashFlex(Baseline):
         """What the published or the released search finds."""
         partitions = _released(run, rng) if self.released else _published(run, rng)
         for plans, pipelines, estimate_s, turn in partitions:
+            if self.top_k is not None:
+                yield PlanCandidate(estimate_s, partial(plans.published, pipelines))
+                continue
             for choice in plans.choices(len(pipelines)):
-                yield PlanCandidate(estimate_s, partial(plans.plan, pipelines, *choice), turn)
+                yield PlanCandidate(estimate_s, partial(plans.plan, pipelines, choice), turn)
 
 
 def _published(run: Search, rng: random.Random) -> Iterator[tuple[PartitionPlans, Pipelines, float, int]]:

@@ -33,6 +33,7 @@ class PartitionPlans(ABC):
     """Completes partitions into plans of one problem."""
 
     measured: tuple[bool, ...] = (False,)  # whose times split layers and batch: FlashFlex's or, measured, ours
+    assumed = 0  # which of the ZeRO stages allowed its memory counts: the first, as of all states on each device
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -44,10 +45,19 @@ class PartitionPlans(ABC):
         """Micro-batch sizes to try."""
 
     @abstractmethod
-    def plan(
-        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
-    ) -> Plan | None:
-        """The plan; None if it does not fit or would repeat another."""
+    def complete(self, partition: Pipelines, choice: FlashFlexChoice) -> Plan | None:
+        """The plan; None if it does not fit by the memory that splits its layers."""
+
+    def plan(self, partition: Pipelines, choice: FlashFlexChoice) -> Plan | None:
+        """The plan; None also if it would repeat another."""
+        return self.complete(partition, choice)
+
+    def published(self, partition: Pipelines) -> Plan | None:
+        """The plan without what we choose for FlashFlex: by its own formulas, which count full recompute."""
+        shardings = optimizer_shardings(self.problem, len(partition))
+        by_formulas = (self.schedules[:1], self.sizes()[:1], self.policies[-1:], (False,), shardings)
+        choices = list(product(*by_formulas))
+        return self.complete(partition, choices[self.assumed]) if choices else None
 
     def choices(self, num_pipelines: int) -> list[FlashFlexChoice]:
         """All combinations of what FlashFlex does not choose, the likely ones first."""
@@ -77,6 +87,7 @@ class PublishedPlans(PartitionPlans):
     """Layers that make the slowest stage as fast as memory allows, and batches by the speed of pipelines."""
 
     measured = (True, False)
+    assumed = -1  # as its search does (`published.py`)
 
     def __init__(self, problem: Problem, ours: Pricer) -> None:
         super().__init__(problem)
@@ -93,20 +104,23 @@ class PublishedPlans(PartitionPlans):
         """The smallest few, which are best by its formulas."""
         return self.problem.space.micro_batch_sizes(self.problem.workload.global_batch)[:_SIZES]
 
-    def plan(
-        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
-    ) -> Plan | None:
-        """The plan; None also if less recompute leads to the same layers."""
-        layers = self._layers(partition, schedule, size, policy, measured, sharding)
-        before = self.policies[: self.policies.index(policy)]
-        if layers is None or any(
-            self._layers(partition, schedule, size, p, measured, sharding) == layers for p in before
-        ):
-            return None
-        counts = self._counts(partition, layers, size, policy, measured)
-        if counts is None:
+    def complete(self, partition: Pipelines, choice: FlashFlexChoice) -> Plan | None:
+        """The plan, its batch split by the times that split its layers."""
+        schedule, size, policy, measured, sharding = choice
+        layers = self._layers(partition, *choice)
+        counts = layers and self._counts(partition, layers, size, policy, measured)
+        if not layers or not counts:
             return None
         return plan_of_lines(partition, layers, counts, schedule, size, policy, sharding)
+
+    def plan(self, partition: Pipelines, choice: FlashFlexChoice) -> Plan | None:
+        """The plan; None also if less recompute leads to the same layers."""
+        schedule, size, policy, measured, sharding = choice
+        layers = self._layers(partition, *choice)
+        before = self.policies[: self.policies.index(policy)]
+        if any(self._layers(partition, schedule, size, p, measured, sharding) == layers for p in before):
+            return None
+        return self.complete(partition, choice)
 
     def _layers(
         self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
@@ -223,10 +237,9 @@ class ReleasedPlans(PartitionPlans):
             for k, (tp_group, count) in enumerate(zip(map(self._pricer.tp_group, line), layers, strict=True))
         )
 
-    def plan(
-        self, partition: Pipelines, schedule: Schedule, size: int, policy: str, measured: bool, sharding: int
-    ) -> Plan | None:
+    def complete(self, partition: Pipelines, choice: FlashFlexChoice) -> Plan | None:
         """The plan; None if there are fewer micro-batches than pipelines, or if a stage gets no layer."""
+        schedule, size, policy, _, sharding = choice
         most = self.problem.workload.global_batch // size
         layers = [memory_shares(self.problem, line) for line in partition]
         if most < len(partition) or min(map(min, layers)) < 1:

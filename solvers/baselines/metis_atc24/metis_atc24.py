@@ -46,12 +46,14 @@ class MetisAtc24(Baseline):
         if schedule is not None and shardings:
             planner = MetisPlanner(run, schedule, max(shardings))  # which leaves most memory
             for seconds, choice in planner.choices(rng):
-                for sharding in optimizer_shardings(run.problem, choice.holders):
-                    yield _candidate(planner, seconds, replace(choice, sharding=sharding))
+                *lent, planned = optimizer_shardings(run.problem, choice.holders)  # by whose memory layers are split
+                for sharding in (*lent, planned):
+                    yield _candidate(planner, seconds, replace(choice, sharding=sharding), sharding == planned)
 
 
-def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice) -> PlanCandidate:
-    return PlanCandidate(seconds, partial(planner.plan, choice), neighbours=partial(_neighbours, planner, choice))
+def _candidate(planner: MetisPlanner, seconds: float, choice: MetisChoice, published: bool = False) -> PlanCandidate:
+    neighbours = partial(_neighbours, planner, choice)
+    return PlanCandidate(seconds, partial(planner.plan, choice), neighbours=neighbours, published=published)
 
 
 def _neighbours(planner: MetisPlanner, choice: MetisChoice) -> Iterator[PlanCandidate]:

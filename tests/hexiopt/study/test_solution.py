@@ -240,7 +240,7 @@ def test_solvers_are_a_table() -> None:
     assert "portfolio" in known
     rows = {row["name"]: row for row in known.frame}
     assert rows["sequence_exact"]["max_devices"] == 6
-    assert rows["sailor"]["parameters"] == "objective='time', deadline_s=None"
+    assert rows["sailor"]["parameters"] == "top_k=None, objective='time', deadline_s=None"
     assert re.search(r"^portfolio +planner", repr(known), re.MULTILINE)
     with pytest.raises(hx.InputError, match="did you mean portfolio"):
         known["portfoli"]

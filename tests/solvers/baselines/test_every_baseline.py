@@ -8,16 +8,19 @@ from itertools import product
 
 import pytest
 
+from experiments.studies.cases.ladder import FREEDOMS
 from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
+from hexiopt.plan.check import check
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Result
-from solvers.baselines._frame import Baseline
+from solvers.baselines._frame import Baseline, rank_candidates
 from solvers.baselines.galvatron.galvatron import plan_of
 from solvers.baselines.galvatron.stages import StagePlanner
+from solvers.core.search import Search
 from solvers.registry import baseline, make_solver, names, solver_class
 from tests.slow import slow_but
 from tests.solvers.baselines import problems
@@ -57,10 +60,10 @@ def planned_by_galvatron() -> Complete:
 COMPLETE = {"galvatron": planned_by_galvatron()}
 
 
-def made(name: str) -> Baseline:
+def made(name: str, **options: object) -> Baseline:
     if name == "flashflex":
         pytest.importorskip("pymetis")
-    solver = solver_class(name)()
+    solver = solver_class(name)(**options)
     assert isinstance(solver, Baseline)
     return solver
 
@@ -76,6 +79,15 @@ def test_the_answer_lies_in_its_space(name: str, kind: str) -> None:
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
     assert SPACES[name].first_violation(problem, result.plan) is None
+
+
+@pytest.mark.parametrize(("name", "kind"), slow_but([("amp", "tight_memory")], product(FREEDOMS, problems.MIXED)))
+def test_ours_in_its_freedoms_may_have_the_answer(name: str, kind: str) -> None:
+    """As the ladder of rivals restricts the portfolio."""
+    problem, plan = problems.MIXED[kind](), answer(name, kind).plan
+    assert plan is not None
+    broken = {violation.rule for violation in check(FREEDOMS[name].of(problem), plan)}
+    assert broken <= ({"space.uneven_layers"} if FREEDOMS[name].lacks else set())
 
 
 @on_mixed(BASELINES)
@@ -102,9 +114,28 @@ def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
             assert own.objective <= (1 + TOLERANCE) * theirs.objective, other
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    slow_but([(name, "tight_memory") for name in ("amp", "galvatron")], product(BASELINES, problems.MIXED)),
+)
+def test_of_more_candidates_the_best_is_no_slower(name: str, kind: str) -> None:
+    """One is the first by the published estimate; more of the ranking are a prefix of it, and all have the least."""
+    problem, budget = problems.MIXED[kind](), Budget(3600.0)
+    first = made(name, top_k=1)
+    ranking = rank_candidates(first, Search(name, problem, budget, 0))
+    estimates = [candidate.estimate_s for candidate in ranking]
+    assert estimates == sorted(estimates)
+    assert all(candidate.published for candidate in ranking)
+    head = next(plan for candidate in ranking if (plan := candidate.make()) and not check(problem, plan))
+    result, fits = first.solve(problem, budget), PlanPricer(problem).price(head).fits
+    assert (result.plan and result.plan.pipelines, result.steps) == (head.pipelines if fits else None, 1)
+    best_s = [result.objective, made(name, top_k=10).solve(problem, budget).objective, answer(name, kind).objective]
+    assert best_s == sorted(best_s, reverse=True)
+
+
 def test_options_are_those_of_the_baseline() -> None:
     assert make_solver("flashflex", defects="as_released") != make_solver("flashflex")
-    with pytest.raises(InputError, match=r"solver\.defects: megatron does not take it; it has no options"):
+    with pytest.raises(InputError, match=r"solver\.defects: megatron does not take it; its options: top_k$"):
         make_solver("megatron", defects="as_released")
     with pytest.raises(InputError, match=r"solver\.defects: 'as_relased' is not known; did you mean as_released"):
         make_solver("flashflex", defects="as_relased")

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
+from hexiopt.errors import InputError
 from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.space import Space
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
+from hexiopt.study.jobs import measures_of
+from hexiopt.units import GIB
 from solvers.baselines._frame import Baseline, BestEstimate, PlanCandidate, SearchLimits, best_first, climb
 from solvers.core.search import Search
+from solvers.registry import make_solver
 from tests.solvers import problems
 
 
@@ -87,6 +91,38 @@ def test_the_best_is_replaced_by_better_neighbours() -> None:
         yield PlanCandidate(4.0, lambda: FAST)
 
     assert solved(PlanCandidate(1.0, lambda: SLOW, neighbours=neighbours)).plan == FAST
+
+
+def test_the_first_alone_is_priced() -> None:
+    """By the published estimate, whatever the turn; what is nothing new, forbidden or not published is not counted."""
+    listed = (
+        PlanCandidate(1.0, lambda: FAST, published=False),
+        PlanCandidate(2.0, lambda: INVALID),
+        PlanCandidate(4.0, lambda: FAST),
+        PlanCandidate(3.0, lambda: SLOW, 1, lambda: iter([PlanCandidate(1.0, lambda: on_device(1))])),
+    )
+    for k, best in ((1, SLOW), (2, FAST), (10, FAST)):
+        result = Listed(listed, top_k=k).solve(problems.easy(problems.ANY), Budget(10.0))
+        assert (result.plan, result.steps) == (best, min(k, 2))
+
+
+def test_a_first_that_does_not_fit_is_told_and_not_repaired() -> None:
+    problem = problems.easy(problems.ANY, fast_gib=1.0)
+    candidates = [PlanCandidate(1.0, lambda: on_device(0)), PlanCandidate(2.0, lambda: on_device(1))]
+    result = Listed(tuple(candidates), top_k=1).solve(problem, Budget(10.0))
+    assert (result.status, result.steps) == (Status.NOT_FOUND, 1)
+    assert result.closest_to_fitting is not None
+    plan, cost = result.closest_to_fitting
+    assert (plan, cost) == (on_device(0), PlanPricer(problem).price(plan))
+    assert cost.excess_bytes > 0
+    told = measures_of(result)
+    assert (told["unfit_step_s"], told["lacks_gib"]) == (cost.step_time_s, cost.excess_bytes / GIB)
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 1.5, "1"])
+def test_a_number_of_candidates_is_whole(k: object) -> None:
+    with pytest.raises(InputError, match=r"^solver\.top_k: .* is out of range; state a whole number from 1 on"):
+        make_solver("amp", top_k=k)
 
 
 def opened(limits: SearchLimits, best: BestEstimate) -> list[float]:

@@ -90,7 +90,7 @@ def test_released_micro_batches_are_fixed_at_the_start() -> None:
     half = tuple((2 * k, 2 * k + 1) for k in range(16))
     assert list(ReleasedPlans(problem, 2).sizes()) == [16]
     assert list(ReleasedPlans(problem, 5).sizes()) == [4]
-    plan = ReleasedPlans(problem, 2).plan((half[:8], half[8:]), ONE_F_ONE_B, 16, "full", False, 0)
+    plan = ReleasedPlans(problem, 2).plan((half[:8], half[8:]), (ONE_F_ONE_B, 16, "full", False, 0))
     assert plan is not None
     assert [line.num_micro_batches for line in plan.pipelines] == [8, 8]
 
