@@ -167,6 +167,13 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "router": Router(RouterRule(SIGMOID), ()),
         },
         "cwm": {},
+        "iquestcoder": {},
+        "hyperclovax": {
+            "score_scale": Stated("attention_multiplier"),
+            "embedding_scale": Stated("embedding_multiplier", 1.0),
+            "residual_scale": Stated("residual_multiplier", 1.0),
+            "logit_scale": Stated("logits_scaling", 1.0),
+        },
         "ministral": {},
         "gemma": {"unit_norms": True, "embedding_scale": _root_of_width},
         "vaultgemma": _GEMMA
