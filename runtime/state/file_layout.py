@@ -79,6 +79,7 @@ _LAYOUTS: Mapping[str, _TypeLayout] = {
     "qwen2_moe": _TypeLayout({"shared_experts": "shared_expert"}),
     "gpt_oss": _TypeLayout({"gate": "router"}, experts=_IN_TURNS),
     "exaone4": _TypeLayout(_AFTER),
+    "hyperclovax": _TypeLayout({"attention_output_norm": "post_norm1", "mlp_output_norm": "post_norm2"}),
     "flex_olmo": _TypeLayout(_AFTER),
     "vaultgemma": _TypeLayout({"post_attention_layernorm": "pre_feedforward_layernorm"}),
     "llama4_text": _TypeLayout(
@@ -136,6 +137,8 @@ _CLASSES = {
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "vaultgemma": "VaultGemmaForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
+    "iquestcoder": "LlamaForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
 }
 

@@ -111,6 +111,10 @@ def _inverse(value: float) -> float:
     return 1 / value
 
 
+_CAPS = {
+    "score_cap": Stated("attn_logit_softcapping", 50.0),
+    "logit_cap": Stated("final_logit_softcapping", 30.0),
+}
 _GEMMA = {
     "unit_norms": True,
     "embedding_scale": _root_of_width,
@@ -132,11 +136,7 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
         "mistral": {},
         "qwen2": {},
         "qwen3": {},
-        "gemma2": _GEMMA
-        | {
-            "score_cap": Stated("attn_logit_softcapping", 50.0),
-            "logit_cap": Stated("final_logit_softcapping", 30.0),
-        },
+        "gemma2": _GEMMA | _CAPS,
         "gemma3_text": _GEMMA | {"logit_cap": Stated("final_logit_softcapping")},
         "olmo2": {"norms_after": True},
         "olmo3": {"norms_after": True},
@@ -172,15 +172,21 @@ TRAINED: Mapping[str, Facts] = MappingProxyType(
             "router": Router(RouterRule(SIGMOID), ()),
         },
         "cwm": {},
+        "iquestcoder": {},
+        "hyperclovax": {
+            "score_scale": Stated("attention_multiplier"),
+            "embedding_scale": Stated("embedding_multiplier", 1.0),
+            "residual_scale": Stated("residual_multiplier", 1.0),
+            "logit_scale": Stated("logits_scaling", 1.0),
+        },
         "ministral": {},
         "gemma": {"unit_norms": True, "embedding_scale": _root_of_width},
-        "vaultgemma": _GEMMA
-        | {"score_cap": Stated("attn_logit_softcapping"), "logit_cap": Stated("final_logit_softcapping")},
+        "vaultgemma": _GEMMA | _CAPS,
         "helium": {"rope_interleaved": True},
         "ernie4_5": {"rope_interleaved": True},
         "exaone4": {"norms_after": True},
         "flex_olmo": {"norms_after": True} | _PLAIN_ROUTER,
-        "mellum": _PLAIN_ROUTER,
+        "mellum": {"router": Router(RouterRule(is_normalized=True))},
         "dots1": {"router": Router(RouterRule(SIGMOID, has_bias=True), tuple(_ROUTER))},
         "solar_open": {"router": Router(RouterRule(SIGMOID, True, has_bias=True), tuple(_ROUTER))},
         "glm4_moe_lite": {
@@ -213,6 +219,12 @@ _NUMBERS = {
 _SHARES: Mapping[str, float] = {"qwen3_next": 0.25, "bamba": 0.5, "glm4_moe": 0.5}
 """The share of a head that is rotated, of types that state it beside `rope_scaling`, by default."""
 _BY_LAYER = "full_attention", "sliding_attention"
+_YARN = {"factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+_UNSTATED_ROPES: Mapping[str, Mapping[str, Any]] = {
+    "gpt_oss": {"rope_type": "yarn", **_YARN},
+    "mellum": dict(zip(_BY_LAYER, ({"rope_theta": 500_000.0}, {"rope_theta": 10_000.0}), strict=True)),
+}
+"""What types have where a file states nothing of it, if it is not the default."""
 _HOLDERS = ("rope_parameters", "rope_scaling")
 
 
@@ -253,7 +265,7 @@ def _rotations(kind: str, config: Section, model: ModelSpec) -> tuple[Rotation |
             f"model {model.name}: rope_type {model.rope_type}: its parameters are not stated; take its config.json"
         )
     holder = next((name for name in _HOLDERS if config.raw(name, None)), None)
-    rope = Section({}, "") if holder is None else config.section(holder)
+    rope = Section(dict(_UNSTATED_ROPES.get(kind, {})), "") if holder is None else config.section(holder)
     if any(isinstance(rope.raw(name, None), dict) for name in _BY_LAYER):
         full, window = (_rotation(rope.section(name), model, {}) for name in _BY_LAYER)
     else:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, KINDS, MIXED, mode
 
 QWEN = TITANS[4]  # the debug model, of 64 experts
 OTHERS = ("flashflex", "galvatron")
+SCALED = EQUAL.replace(
+    layers=tuple(
+        kind.with_experts(replace(kind.experts, scales_input=True)) if kind.experts else kind for kind in EQUAL.layers
+    )
+)
 H100S = Cluster.of({"h100_80gb_sxm": 16}, inter_gb_per_s=50)
 
 
@@ -165,6 +171,7 @@ def test_a_pipeline_of_experts_is_none_of_deepspeed() -> None:
         ),
         ("torchtitan", EQUAL, "torchtitan has no model with experts of the shape of kinds; take that of one of deep"),
         ("torchtitan", TITANS[3].replace(extra_layers=TITANS[3].layers[-1:]), "num_nextn_predict_layers=0"),
+        ("megatron", SCALED, "weights of a router that multiply what experts read"),
         ("deepspeed", TITANS[7], "AutoEP, which takes gated ones without biases"),
         ("deepspeed", EQUAL.replace(extra_layers=EQUAL.layers[-1:]), "plan without them"),
         ("accelerate", EQUAL.replace(extra_layers=EQUAL.layers[-1:]), "plan without them"),

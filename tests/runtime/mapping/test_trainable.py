@@ -1,6 +1,7 @@
 """Which models are trained: what is read of them comes back from a plan file, and features that are not are named."""
 
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hexiopt.files.huggingface import model_from_config, read_model
 from hexiopt.files.models.execution import execution_of
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Stage
+from hexiopt.problem.execution import Rotation
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
@@ -19,7 +21,8 @@ from hexiopt.study.fit import fit
 from hexiopt.study.solution import PlacedPlan
 from runtime.mapping.moments import RULES
 from runtime.model import functions
-from tests.runtime.model.test_decoder import CASES, tiny
+from tests.runtime.model.test_decoder import CASES, SIZES, tiny
+from tests.runtime.model.test_decoder_with_experts import CASES as WITH_EXPERTS
 from tests.solvers.problems import cluster
 
 WORKLOAD = Workload(2, 9)
@@ -33,6 +36,26 @@ def test_what_training_reads_comes_back_from_a_plan_file(case: str) -> None:
     again = model_from_config(Section(model.to_dict(), "again"))
     assert (again, execution_of(again)) == (model, execution_of(model))
     assert again.to_dict() == model.to_dict()
+
+
+@pytest.mark.parametrize("case", [*CASES, *WITH_EXPERTS])
+def test_defaults_are_those_of_transformers(case: str) -> None:
+    """What a file leaves out is read as from the whole one that transformers writes."""
+    auto = pytest.importorskip("transformers").AutoConfig
+    model_type, stated = case.partition("-")[0], SIZES | {"num_experts_per_tok": 2} | (CASES | WITH_EXPERTS)[case]
+    stated = {key: value for key, value in stated.items() if case in WITH_EXPERTS or key in SIZES | CASES[case]}
+    whole = auto.for_model(model_type, **stated).to_dict()
+    models = [model_from_config(Section(one, case), case) for one in ({"model_type": model_type, **stated}, whole)]
+    short, long = (execution_of(model) for model in models)
+    assert short is not None
+    assert long is not None
+    for name, value in vars(long).items():
+        one = getattr(short, name)
+        if isinstance(value, Rotation) and value.rule == "default":
+            one = replace(one, original_positions=value.original_positions)  # which nothing reads
+        if name == "score_scale" and one is None and value is not None:
+            one = 1 / sqrt(models[0].head_dim)
+        assert one == value, name
 
 
 def test_activations_and_optimizers_are_those_that_are_computed() -> None:

@@ -19,6 +19,7 @@ from runtime.parallel import token_exchange
 from runtime.settings import ExpertTraining
 from tests.conftest import STRESS
 from tests.runtime.expert_plans import COUNT, SHAPES, expert_features, expert_model, random_expert_plan
+from tests.runtime.model.test_decoder import tiny
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, train, trainee
 from tests.runtime.ranks import random_sequence_plan
 from tests.runtime.stream_order import run_in_order
@@ -39,6 +40,18 @@ def test_a_plan_with_experts_trains_as_one_process(seed: int) -> None:
     settings = BALANCED if seed % 2 else ExpertTraining(expert_bias_rate=0.0)
     run = partial(run_in_order, one_queue=seed % 3 > 0)
     of_gradients, _ = equal_one_process(small(seed), 4 if STRESS else 2, SEQ_LEN, run, both={"experts": settings})
+    assert of_gradients <= 1e-13
+
+
+@pytest.mark.parametrize("seed", slow_but((2,), range(12)))
+def test_experts_beside_chunks_and_dense_layers_train_as_one_process(seed: int) -> None:
+    """Llama 4 in full: one expert a token, whose input is weighted, in every other layer."""
+    plan, shape, batch = random_expert_plan(random.Random(seed), "llama4_text", 5)
+    layers = {"num_hidden_layers": shape.num_layers, "moe_layers": None, "interleave_moe_layer_step": 2}
+    model = tiny("llama4_text", **layers, num_local_experts=COUNT)
+    assert {bool(kind.experts) for kind in model.kinds} == {True, False}
+    case = plan, model, batch
+    of_gradients, _ = equal_one_process(case, 2, SEQ_LEN, run_in_order, both={"experts": BALANCED})
     assert of_gradients <= 1e-13
 
 
