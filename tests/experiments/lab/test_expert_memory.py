@@ -34,10 +34,11 @@ CELLS = {
     ),
 )
 def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str, precision: str) -> None:
-    """On one rank, which gets every copy of its tokens."""
-    model, workload = expert_model(model_type, 2, **WIDTHS), Workload(2, SEQ_LEN, precision, routing="forced")
+    """On one rank, which gets every copy of its tokens. Of hybrids the last layer has the recurrence: the price takes
+    what its backward makes to come when all layers are held, or a whole layer recomputed."""
+    model, workload = expert_model(model_type, 3, **WIDTHS), Workload(2, SEQ_LEN, precision, routing="forced")
     (found,) = compared(even_plan(model, GPIPE, policy, stages=1, batches=2), model, workload)
-    check_saved(found)
+    check_saved(found, close=0.03 if policy == "full" else CLOSE)
     assert -0.03 <= found.predicted.tensors / found.peak_bytes - 1 <= 0.1
 
 
