@@ -173,9 +173,8 @@ def test_a_pipeline_of_experts_is_none_of_deepspeed() -> None:
 )
 def test_models_that_a_trainer_cannot_train_are_refused(name: str, model: ModelSpec, refusal: str) -> None:
     plan = Plan((Pipeline((Stage.of((0,), 0, model.num_layers),), 2, 1),), ONE_F_ONE_B, Sharding(0))
-    with pytest.raises(InputError, match=refusal) as error:
+    with pytest.raises(InputError, match=refusal):
         write_program(problem_of(plan, model), plan, TRAINERS[name])
-    assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"^space\.preset: "):
         restrict(problem_of(plan, model), TRAINERS[name])
 

@@ -94,8 +94,6 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
     ("name", "text", "said"),
     [
         ("megatron", MEGATRON + "--tensor-model-parallel-size 3", "8 GPUs are not divided by TP 3 times PP 1"),
-        ("megatron", MEGATRON + "--tensor-model-parallel-size $TP", "is \\$TP, and that is not set in the list"),
-        ("megatron", MEGATRON + "--context-parallel-size 2", "is not modelled"),
         ("megatron", MEGATRON.replace("64", "12") + "--bf16", "12 is not divided by 8 pipelines"),
         ("megatron", MEGATRON.replace("32", "30"), "is not that of model llama-7b"),
         (
@@ -103,7 +101,6 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
             MEGATRON + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L",
             "18 layers",
         ),
-        ("megatron", MEGATRON + "--recompute-granularity selective --recompute-modules moe", "moe: is not modelled"),
         ("megatron_bridge", "a=b", "has no override"),
         ("flagscale", "a: b", "hetero_process_meshes: is not a list"),
         ("flagscale", "- a", "is not a mapping"),
@@ -125,9 +122,8 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
 def test_what_no_plan_expresses_is_refused(name: str, text: str, said: str) -> None:
     read = TRAINERS[name].read
     assert read is not None
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=said):
         read(text, asked())
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["megatron_bridge", "torchtitan", "flashflex", "galvatron", "deepspeed", "accelerate"])
