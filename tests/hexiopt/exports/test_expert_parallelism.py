@@ -13,7 +13,6 @@ from hexiopt.errors import InputError
 from hexiopt.exports.exporting import read_layout, write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.presets import restrict
-from hexiopt.exports.rank_table import devices_of_table, rank_rows, table_text
 from hexiopt.exports.reading_line import reading_note
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.check import check
@@ -29,6 +28,7 @@ from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS, drawn_plan
 from tests.hexiopt.exports.test_expert_groups import arguments_of_config
+from tests.hexiopt.exports.test_round_trips import read_back
 from tests.hexiopt.shapes_of_kinds import DENSE_LAYER, EQUAL, KINDS, MIXED, model_of
 
 QWEN = TITANS[4]  # the debug model, of 64 experts
@@ -63,13 +63,7 @@ def states(plan: Plan) -> tuple[object, ...]:
 
 def assert_read_back(name: str, seed: int, *, priced: bool) -> None:
     problem, plan = drawn_plan(name, seed)
-    program = TRAINERS[name].write(problem, plan)
-    table = table_text(rank_rows(problem.cluster, plan, program.devices))
-    devices = devices_of_table(table, problem.cluster, "ranks.tsv")
-    default = Workload(problem.workload.global_batch, gradient_bytes=problem.workload.gradient_bytes)
-    stated = frozenset({"gradient_bytes", "sequence_parallel"})  # in which some trainers differ from the plan's price
-    context = ImportContext(name, problem.cluster, devices, problem.model, default, Space(), stated, table=True)
-    layout = TRAINERS[name].read(next(iter(program.files.values())), context)
+    layout = read_back(name, problem, plan, own_model=True)
     assert states(layout.plan) == states(plan), seed
     assert layout.problem.workload == problem.workload
     # Of one shard, it does not matter when it is gathered.

@@ -136,28 +136,6 @@ def test_a_model_is_asked_for_where_the_file_has_none(name: str) -> None:
         read(text, asked(None))
 
 
-def test_toml_of_earlier_torchtitan_is_read() -> None:
-    text = """
-    [parallelism]
-    tensor_parallel_degree = 2
-    pipeline_parallel_degree = 2
-    pipeline_parallel_schedule = "1F1B"
-    [training]
-    local_batch_size = 4
-    seq_len = 1024
-    [activation_checkpoint]
-    mode = "full"
-    """
-    read = TRAINERS["torchtitan"].read
-    assert read is not None
-    found = read(text, asked())
-    assert found.problem.workload.seq_len == 1024
-    assert found.problem.workload.global_batch == 8
-    assert [stage.layers for stage in found.plan.pipelines[0].stages] == [((0, 16),), ((16, 32),)]
-    assert {stage.recompute for pipeline in found.plan.pipelines for stage in pipeline.stages} == {("full",)}
-    assert (found.plan.pipelines[0].stages[0].devices, found.plan.sharding.stage) == ((0, 1), 2)
-
-
 def test_what_flashflex_enforces_holds() -> None:
     """Layers per pipeline, TP dividing heads, the world, whole micro-batches, TP degrees dividing their largest."""
     for seed in range(25):
