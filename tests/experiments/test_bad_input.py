@@ -8,6 +8,7 @@ import pytest
 from experiments import plan
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, TINY, V100, refused
+from tests.slow import slow_but
 
 BAD_FILES = {
     "malformed.yaml": "name: [x\n",
@@ -63,7 +64,7 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    BAD_COMMANDS,
+    slow_but(BAD_COMMANDS[::2], BAD_COMMANDS),
     ids=[" ".join(words[-1:]) or "none" for words, _ in BAD_COMMANDS],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

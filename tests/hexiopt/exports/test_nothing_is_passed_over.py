@@ -148,7 +148,7 @@ def test_there_are_fifty_layouts_and_each_is_read_as_its_keys_are() -> None:
 @pytest.mark.parametrize("change_all", [dropped, renamed])
 def test_no_key_is_missed_in_silence(trainer: str, change_all: Callable[[StatedLayout], Iterator[Change]]) -> None:
     outcomes = Counter[str]()
-    layouts = layouts_of(trainer) + (exported_mixtures(range(5)) if trainer == "megatron" else [])
+    layouts = layouts_of(trainer) + (exported_mixtures(range(3)) if trainer == "megatron" else [])
     assert unexcused(silences(layouts, change_all, outcomes)) == []
     assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
