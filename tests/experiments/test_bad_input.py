@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from experiments import plan
-from experiments.app.verbs import VERBS
 from tests.conftest import Run
 from tests.experiments.command_line import QUICK, TINY, V100, refused
 from tests.slow import slow_but
@@ -14,135 +13,65 @@ from tests.slow import slow_but
 BAD_FILES = {
     "malformed.yaml": "name: [x\n",
     "v100.yaml": f"name: x\nmachines:\n  - {V100}\n",
-    "malformed.json": '{"model_type": "llama", ',
-    "moe.json": '{"model_type": "jetmoe", "num_local_experts": 8}',
 }
 CLUSTER = ("model=tiny", "cluster=file", "solver=random")
-MODEL = ("cluster=small_mixed", "model=hf", "solver=random")
 
 BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
     ((), "no verb"),
     (("plan", *TINY, "--multrun"), "--multrun: is not a flag; did you mean --multirun?"),
-    (("plan", *TINY, "global_batch=8"), "global_batch: unknown key; did you mean workload.global_batch?"),
     (("plan", *TINY, "max_tp=8"), "max_tp: unknown key; did you mean constraints.max_tp?"),
-    (
-        ("plan", *TINY, "cluster.inter_machine.bandwith_gb_per_s=3"),
-        "inter_machine.bandwith_gb_per_s: unknown key; did you mean bandwidth_gb_per_s?",
-    ),
-    (("fly",), f"known: {', '.join(VERBS)}"),
     (("pln",), "'pln' is not a verb; did you mean plan?\n"),
     (("plan",), "cluster: is missing; choose"),
-    (("plan", "cluster=small_mixed"), "model: is missing; choose"),
     (("plan", "cluster=smal_mixed", "model=tiny"), "did you mean small_mixed"),
     (("plan", *QUICK, "solver=nope"), "solver: 'nope' is not known; known: "),
-    (("plan", *QUICK, "solver.name=nope"), "solver: 'nope' is not known; known: "),
     (("plan", *QUICK, "solver=megatron", "solver.defects=as_released"), "solver.defects: unknown key; known: "),
     (("plan", *QUICK, "solver=flashflex", "solver.defects=nope"), "known: as_published, as_released"),
     (("plan", *QUICK, "experiment=nope"), "experiment: 'nope' is not known"),
-    (("plan", *QUICK, "hydra/launcher=nope"), "hydra/launcher: 'nope' is not known"),
     (("plan", *QUICK, "seed=abc"), "seed: 'abc' is not a whole number"),
-    (("plan", *QUICK, "seed=1.5"), "not a whole number"),
-    (("plan", *QUICK, "seed=-1"), "from 0 to"),
     (("plan", *QUICK, "seed=1,2"), "sweep over them with -m"),
-    (("plan", *QUICK, "seed=range(3)"), "sweep over them with -m"),
     (("plan", *QUICK, "seed=${nope}"), "'nope' not found"),
     (("plan", *QUICK, "seed=???"), "seed: is missing"),
-    (("plan", *QUICK, "sed=1"), "did you mean seed?"),
     (("plan", *QUICK, "solver.time_limit=1"), "did you mean time_limit_s?"),
-    (("plan", *QUICK, "solver.time_limit_s=0"), "above 0"),
-    (("plan", *QUICK, "solver.time_limit_s=nan"), "not finite"),
     (("plan", *QUICK, "solver.max_steps=0"), "at least 1"),
     (("plan", *QUICK, "workload=null"), "must be a string"),
-    (("plan", *QUICK, "workload.seq_len=0"), "at least 1"),
-    (("plan", *QUICK, "workload.precision=bf17"), "did you mean bf16?"),
-    (("plan", *QUICK, "workload.schedule=interleave"), "did you mean interleaved or zb_interleaved?"),
-    (("plan", *QUICK, "space.tp_degrees=some"), "known: all, powers_of_two"),
     (("plan", *QUICK, "space.uneven_tp=maybe"), "'maybe' is not true or false"),
     (("plan", *QUICK, "constraints.exclude=[olds]"), "did you mean old?"),
     (("plan", *QUICK, "constraints.exclude=5"), "is not a list"),
-    (("plan", *QUICK, "constraints.num_stages=9"), "at most 4"),
-    (("plan", *QUICK, "cluster.inter_machine.bandwidth_gb_per_s=nan"), "not finite"),
-    (("plan", *QUICK, "cluster.inter_machine.bandwidth_gb_per_s=-1"), "above 0"),
-    (("plan", *QUICK, "cluster.inter_machine.bandwith_gb_per_s=1"), "unknown key; did you mean bandwidth"),
     (("plan", *QUICK, "cluster.machines.9.num_gpus=3"), "cannot be merged"),
     (("plan", *QUICK, "model.hidden_size=0"), "model=tiny: hidden_size"),
-    (("plan", *QUICK, "plan=x.json"), "plan: plan does not read it; hexiopt price, replan, train and others do"),
     (
         ("plan", *TINY, "train.steps=3", "emulate.steps=9", "whatif.factor=5"),
         "train.steps: plan does not read it; hexiopt train does; also emulate.steps: plan does not read it; hexiopt "
         "emulate does; also whatif.factor: plan does not read it; hexiopt whatif does\n",
     ),
-    (("plan", *TINY, "-m", "seed=0,1", "++train.steps=3,4"), "train.steps: plan does not read it; hexiopt train does"),
     (("plan", *TINY, "sweep.resume=true"), "sweep.resume=true: is for sweeps; add -m, or remove it"),
     (("plan", *QUICK, "a b"), "write key=value"),
-    (("plan", *QUICK, "seed=[1,"), "write key=value"),
     (("plan", *QUICK, "+seed=1"), "remove the +"),
     (("plan", *QUICK, "~nope"), "does not exist"),
-    (("plan", *QUICK, "--nope"), "--nope: is not a flag; see --hydra-help"),
     (("plan", *QUICK, "--config-dir", "nope"), "is not a folder"),
     (("plan", *TINY, "hydra.run.dir=/proc/nope"), "/proc/nope"),
-    (("plan", *CLUSTER), "cluster.path: is missing"),
-    (("plan", *CLUSTER, "cluster.path=nope.yaml"), "nope.yaml: the file does not exist"),
     (("plan", *CLUSTER, "cluster.path=."), "is not a regular file"),
-    (("plan", *CLUSTER, "cluster.path=/dev/zero"), "is not a regular file"),
     (("plan", *CLUSTER, "cluster.path=7"), "7 is not a path"),
-    (("plan", *CLUSTER, "cluster.path=huge.yaml"), "larger than 1 MiB"),
     (("plan", *CLUSTER, "cluster.path=malformed.yaml"), "malformed.yaml, line 2"),
     (("plan", *CLUSTER, "cluster.path=v100.yaml"), "choose workload.precision=fp16"),
-    (("plan", *MODEL), "model.path: is missing"),
     (("price",), "plan: is missing"),
     (("price", "plan=nope.json"), "nope.json: the file does not exist"),
-    (("price", "plan=malformed.json"), "malformed JSON"),
-    (("price", "plan=moe.json"), "format: is missing"),
-    (("explain", "plan=nope.json"), "does not exist"),
     (("compare", *QUICK, "compare.solvers=[]"), "names no solver"),
-    (("compare", *QUICK, "compare.solvers=[nope]"), "'nope' is not known"),
     (("compare", *QUICK, "compare.solvers=[random,random]"), "appears twice"),
     (("collect",), "there is no sweep in multirun/"),
-    (("collect", "collect.folders=[nope]"), "holds no status.json"),
 ]
-
-
-KINDS = {  # of refusals, one or two of each in `make test`: flags and words, keys, values, choices, files, verbs' own
-    "no verb",
-    "--multrun: is not a flag; did you mean --multirun?",
-    "max_tp: unknown key; did you mean constraints.max_tp?",
-    "cluster: is missing; choose",
-    "solver: 'nope' is not known; known: ",
-    "seed: 'abc' is not a whole number",
-    "sweep over them with -m",
-    "'nope' not found",
-    "seed: is missing",
-    "at least 1",
-    "'maybe' is not true or false",
-    "did you mean old?",
-    "is not a list",
-    "cannot be merged",
-    "model=tiny: hidden_size",
-    "remove the +",
-    "does not exist",
-    "/proc/nope",
-    "is not a regular file",
-    "malformed.yaml, line 2",
-    "choose workload.precision=fp16",
-    "plan: is missing",
-    "appears twice",
-    "there is no sweep in multirun/",
-}
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    slow_but([case for case in BAD_COMMANDS if case[1] in KINDS], BAD_COMMANDS),
+    slow_but(BAD_COMMANDS[::2], BAD_COMMANDS),
     ids=[" ".join(words[-1:]) or "none" for words, _ in BAD_COMMANDS],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
     hexiopt: Run, tmp_path: Path, command: tuple[str, ...], said: str
 ) -> None:
     for name, content in BAD_FILES.items():
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with (tmp_path / "huge.yaml").open("wb") as file:
-        file.truncate(100 * 2**20)
+        (tmp_path / name).write_text(content)
     before = sorted(tmp_path.rglob("*"))
     assert said in refused(hexiopt(*command))
     assert sorted(tmp_path.rglob("*")) == before

@@ -28,6 +28,7 @@ RUNS = "experiments/data/measured_training_throughput.csv"
 QUICK = {
     "fit": ["solver.max_steps=5", "fit.precision=1"],
     "profile": ["profile.seconds=0.02", "profile.processes=1"],
+    "replan": ["solver.max_steps=40"],
     "validate": [f"data={RUNS}"],
 }
 OWN_TESTS = (  # beginnings of commands that tests of their own run so

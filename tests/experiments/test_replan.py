@@ -54,11 +54,6 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
     [
         ("workload.global_batch=9", "micro-batches for 8 sequences are no whole number for 9; choose a batch"),
         ("cluster=hexiscale_setting_1", "is on no machine of the cluster"),
-        ("model=tiny", "model: price does not read it; hexiopt plan, compare, fit and others do"),
-        (
-            "constraints.max_tp=1",
-            "constraints.max_tp: price does not read it; hexiopt plan, compare, fit and others do",
-        ),
         ("experiment=even", "experiment=even: space: price does not read it; hexiopt plan, compare, fit and others do"),
         ("cluster.inter_machine.bandwith_gb_per_s=1", "did you mean bandwidth_gb_per_s?"),
     ],

@@ -3,7 +3,6 @@
 import csv
 import json
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,16 +125,6 @@ def test_a_swept_value_of_a_cluster(hexiopt: Run, tmp_path: Path) -> None:
     assert "cluster.inter_machine.bandwidth_gb_per_s=1" in statuses(tmp_path)[0]["overrides"]
 
 
-@pytest.mark.slow
-def test_price_and_compare_sweep(hexiopt: Run, tmp_path: Path) -> None:
-    assert hexiopt("plan", "-m", *TINY, "seed=0,1").code == 0
-    plans = ",".join(str(path) for path in sorted(tmp_path.glob("sweep/*/plan.json")))
-    assert hexiopt("price", "-m", f"plan={plans}", "hydra.sweep.dir=prices").code == 0
-    assert len(list(tmp_path.glob("prices/*/plan.json"))) == 2
-    assert hexiopt("compare", "-m", *TINY, "compare.solvers=[random]", "seed=0,1").code == 0
-    assert len(list(tmp_path.glob("sweep/*/comparison.csv"))) == 2
-
-
 def test_collect_gathers_a_row_a_job(hexiopt: Run, tmp_path: Path) -> None:
     sweep = [value for value in TINY if not value.startswith("hydra.")]
     assert hexiopt("plan", "-m", *sweep, "seed=0,1,-1").code == 2
@@ -224,36 +213,6 @@ def test_collect_counts_the_jobs_that_were_asked_for(hexiopt: Run, tmp_path: Pat
         rows = list(csv.DictReader(file))
     left = {(row["seed"], row["solver.max_steps"]) for row in rows if row["exit_code"] == ""}
     assert left == {("1", "2"), ("1", "3")}
-
-
-@pytest.mark.slow
-def test_twenty_four_jobs_killed_twice_lose_nothing_and_run_nothing_twice(tmp_path: Path) -> None:
-    swept = ("plan", "-m", *TINY, "solver.max_steps=3", "seed=range(12)", "workload.seq_len=128,256")
-    known: dict[Path, int] = {}
-
-    def ended() -> dict[Path, int]:
-        found = [path.parent / "plan.json" for path in tmp_path.glob("sweep/*/status.json")]
-        return {path: path.stat().st_mtime_ns for path in found}
-
-    for least in (3, 10):
-        process = in_process(*swept, "sweep.resume=true", cwd=tmp_path)
-        deadline = time.monotonic() + 300
-        while len(ended()) < least and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-        process.communicate()
-        assert least <= len(ended()) < 24
-        assert all(ended()[path] == time_ns for path, time_ns in known.items())
-        known = ended()
-    process = in_process(*swept, "sweep.resume=true", cwd=tmp_path)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert "24 of 24 jobs done" in out
-    assert out.count("known already") == len(known)
-    assert all(ended()[path] == time_ns for path, time_ns in known.items())
-    found = statuses(tmp_path)
-    assert len({status["key"] for status in found}) == len(found) == 24
-    assert len({tuple(sorted(status["overrides"])) for status in found}) == 24
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ atexit.register(TAKEN.close)
 COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "plan": ((*SEARCH, "bound.time_limit_s=0", "alone=true"),),
     "compare": ((*SEARCH, "compare.solvers=[random]", "bound.time_limit_s=0"),),
-    "fit": ((*SEARCH, "fit.precision=1", "print=full"),),
+    "fit": ((*SEARCH[:1], "model=llama2_7b", *SEARCH[2:], "fit.precision=1", "print=full"),),  # its limits are near
     "page": ((f"page.port={TAKEN.getsockname()[1]}",),),
     "whatif": ((*SEARCH, "bound.time_limit_s=0"),),
     "price": ((*PLAN, "constraints.memory_headroom=0.1", "workload.seq_len=64"),),

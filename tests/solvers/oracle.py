@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica, Replicated, TensorParallel
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage, broken_rule
@@ -122,55 +121,6 @@ def sums(total: int, parts: int) -> list[tuple[int, ...]]:
     return [tuple(end - first for first, end in itertools.pairwise((0, *own, total))) for own in cuts]
 
 
-def all_plans(problem: Problem) -> Iterator[Plan]:
-    """Every plan without switches, replicas and layer ranges, up to the names of equal devices in a machine."""
-    workload = problem.workload
-    assert len(problem.usable_devices) <= 4, "an oracle is for tiny problems"
-    assert problem.model.num_layers <= 5, "an oracle is for tiny problems"
-    sizes = problem.space.micro_batch_sizes(workload.global_batch)
-    for grouped in _structures(problem):
-        stages = [list(_staged(problem, groups)) for groups in grouped]
-        batches = list(_batches(workload.global_batch, len(grouped), sizes))
-        for chosen, batch in itertools.product(itertools.product(*stages), batches):
-            pipelines = tuple(Pipeline(s, count, size) for s, (count, size) in zip(chosen, batch, strict=True))
-            for schedule in schedules(workload):
-                for sharding in sharding_stages(workload):
-                    if Sharding(sharding).broken_rule(pipelines, schedule) is None:
-                        yield Plan(pipelines, schedule, Sharding(sharding))
-
-
-def best_step_s(problem: Problem) -> float:
-    """The least step time of all plans that fit; infinite where none does."""
-    model = PlanPricer(problem)
-    return min((model.price(plan).objective for plan in all_plans(problem)), default=float("inf"))
-
-
-def _structures(problem: Problem) -> Iterator[tuple[tuple[DeviceGroup, ...], ...]]:
-    """Pipelines of TP groups, of all subsets of the devices; once for all names of a machine's devices."""
-    seen = set()
-    devices = problem.usable_devices
-    for count in range(1, len(devices) + 1):
-        for used in itertools.combinations(devices, count):
-            for groups in _partitions(list(used)):
-                if all(_is_group(problem, group) for group in groups):
-                    for pipelines in _partitions(groups):
-                        for orders in itertools.product(*map(itertools.permutations, pipelines)):
-                            found = _canonical(problem, orders)
-                            if found not in seen:
-                                seen.add(found)
-                                yield found
-
-
-def _canonical(problem: Problem, pipelines: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[DeviceGroup, ...], ...]:
-    """The structure with devices named in the order of their use, pipelines sorted by what they look like."""
-    cluster = problem.cluster
-    look = sorted(tuple((int(cluster.machine_of[g[0]]), len(g)) for g in groups) for groups in pipelines)
-    free: dict[int, list[int]] = {}
-    for device in problem.usable_devices[::-1]:
-        free.setdefault(int(cluster.machine_of[device]), []).append(device)
-    return tuple(tuple(tuple(free[machine].pop() for _ in range(tp)) for machine, tp in groups) for groups in look)
-
-
 def _is_group(problem: Problem, group: Sequence[int]) -> bool:
     machines = {int(problem.cluster.machine_of[d]) for d in group}
     return len(machines) == 1 and len(group) in problem.space.allowed_tp(
@@ -188,27 +138,3 @@ def _partitions(items: Sequence[Any]) -> Iterator[list[list[Any]]]:
         yield [[first], *parts]
         for k in range(len(parts)):
             yield [*parts[:k], [first, *parts[k]], *parts[k + 1 :]]
-
-
-def _staged(problem: Problem, groups: Sequence[DeviceGroup]) -> Iterator[tuple[Stage, ...]]:
-    """All layer splits and recompute policies of a pipeline."""
-    layers = problem.model.num_layers
-    for cuts in itertools.combinations(range(1, layers), len(groups) - 1):
-        bounds = list(itertools.pairwise((0, *cuts, layers)))
-        for chosen in itertools.product(*(_recomputes(problem, b - a) for a, b in bounds)):
-            yield tuple(
-                Stage(TensorParallel(g), ((a, b),), recompute)
-                for g, (a, b), recompute in zip(groups, bounds, chosen, strict=True)
-            )
-
-
-def _batches(total: int, pipelines: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All (number of micro-batches, micro-batch size) per pipeline that sum to the global batch."""
-    for size in sizes:
-        if pipelines == 1:
-            if total % size == 0 and total:
-                yield ((total // size, size),)
-            continue
-        for count in range(1, total // size + 1):
-            for rest in _batches(total - count * size, pipelines - 1, sizes):
-                yield ((count, size), *rest)

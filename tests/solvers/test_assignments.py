@@ -77,19 +77,6 @@ def test_machines_behind_other_uplinks_differ() -> None:
     assert DeviceClasses.of(lab(one("a"), one("b"), one("c"), groups=racks)).runs == ((0, 1), (2,))
 
 
-@pytest.mark.parametrize(("machines", "count"), [((2,), 5), ((1, 1), 7)])
-def test_two_devices_by_hand(machines: tuple[int, ...], count: int) -> None:
-    """One device (either of two kinds), TP in one machine, stages and replicas (in either order), two pipelines."""
-    kinds = ("fast", "slow")
-    problem = lab(*(one("ab"[k], size, kinds[k]) for k, size in enumerate(machines)))
-    assert len(list(DeviceClasses.of(problem).assignments())) == count
-
-
-def test_equal_machines_count_once() -> None:
-    """One device; two as stages, replicas or pipelines; and not twice as many for two names."""
-    assert len(list(DeviceClasses.of(lab(one("a"), one("b"))).assignments())) == 4
-
-
 @pytest.mark.parametrize("name", LABS)
 def test_all_namings_are_all_lines_of_all_devices(name: str) -> None:
     """Against the naive oracle's own way to put devices into pipelines."""

@@ -84,15 +84,6 @@ def test_a_used_cost_model_prices_like_a_new_one(data: st.DataObject) -> None:
         assert used.price(plan) == PlanPricer(problem).price(plan)
 
 
-@given(pair=problems_with_plans(max_batch=20), data=st.data())
-def test_the_order_of_pipelines_does_not_matter(pair: tuple[Problem, Plan], data: st.DataObject) -> None:
-    problem, plan = pair
-    shuffled = replace(plan, pipelines=tuple(data.draw(st.permutations(plan.pipelines))))
-    one, other = PlanPricer(problem).price(plan), PlanPricer(problem).price(shuffled)
-    assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-12)
-    assert other.excess_bytes == pytest.approx(one.excess_bytes)
-
-
 @given(pair=problems_with_plans(max_batch=20))
 def test_recompute_costs_time_and_one_more_micro_batch_too(pair: tuple[Problem, Plan]) -> None:
     """While messages go alone: where they share the network, one that starts later may meet fewer."""

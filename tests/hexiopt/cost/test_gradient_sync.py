@@ -27,7 +27,6 @@ from tests.models import TOY
 from tests.strategies import problems_with_plans, roomy_problems_with_plans
 
 MODEL = replace(TOY, num_layers=6)
-TIED = replace(MODEL, tied_embeddings=True)
 AFTER = replace(default_framework(), gradient_sums="after")  # gradients are summed when the last backward has ended
 Holders = tuple[int, ...]
 
@@ -94,43 +93,6 @@ def test_slices_cut_where_a_rank_ends(degrees: list[int]) -> None:
         at = end
     assert at == 1
     assert len(widths) <= sum(degrees)
-
-
-def two_pipelines(*degrees: int) -> tuple[Pipeline, ...]:
-    """One stage per pipeline, its devices numbered on."""
-    out, at = [], 0
-    for degree in degrees:
-        out.append(Pipeline((Stage.of(tuple(range(at, at + degree)), 0, 6),), 1))
-        at += degree
-    return tuple(out)
-
-
-def test_degrees_1_2_and_4() -> None:
-    total = MODEL.num_params
-    assert found(parameter_holders(Holdings.of(two_pipelines(1, 2, 4)), MODEL.parameter_groups)) == pytest.approx(
-        {(0, 1, 3): total / 4, (0, 1, 4): total / 4, (0, 2, 5): total / 4, (0, 2, 6): total / 4}
-    )
-
-
-def test_degrees_3_and_2() -> None:
-    total = MODEL.num_params
-    assert found(parameter_holders(Holdings.of(two_pipelines(3, 2)), MODEL.parameter_groups)) == pytest.approx(
-        {(0, 3): total / 3, (1, 3): total / 6, (1, 4): total / 6, (2, 4): total / 3}
-    )
-
-
-def test_one_pipeline_synchronises_nothing() -> None:
-    plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
-    assert parameter_holders(Holdings.of(plan), MODEL.parameter_groups).count == 0
-    assert parameter_holders(Holdings.of(two_pipelines(2)), TIED.parameter_groups).count == 0
-
-
-def test_tied_embeddings_join_first_and_last_stage() -> None:
-    plan = (Pipeline((Stage.of((0, 1), 0, 3), Stage.of((2,), 3, 6)), 1),)
-    half = TIED.vocabulary_params / 2
-    assert found(parameter_holders(Holdings.of(plan), TIED.parameter_groups)) == pytest.approx(
-        {(0, 2): half, (1, 2): half}
-    )
 
 
 def test_aligned_cuts_make_few_groups() -> None:

@@ -104,9 +104,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
 def test_a_table_that_may_be_misread_is_refused(write: Callable[[str], str], text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         read("slurm", write(text))
-    assert "\n" not in str(caught.value)
 
 
 # Records of Slurm

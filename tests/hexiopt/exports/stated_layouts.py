@@ -7,6 +7,7 @@ recipes of Megatron-Bridge as overrides.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,8 @@ from hexiopt.exports.trainers.torchtitan_models import MODELS
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS
-from tests.hexiopt.exports.random_plans import LLAMA_7B, drawn
+from tests.hexiopt.exports.random_mixtures import grid_of_cells, hybrid, mixture
+from tests.hexiopt.exports.random_plans import LLAMA_7B, Drawn, drawn
 from tests.hexiopt.exports.torchtitan_texts import EXPERT_PYTHON, EXPERT_TOML, PYTHON, TOML
 from tests.hexiopt.shapes_of_kinds import model_of
 
@@ -348,11 +350,23 @@ _KINDS = {
 }
 
 
+Draws = list[tuple[str, str, Callable[[random.Random], Drawn]]]  # a name, the trainer, and what draws a plan for it
+
+
 def exported_layouts(seeds: range) -> list[StatedLayout]:
     """The files that every exporter writes for random plans."""
+    draws: Draws = [(trainer, trainer, partial(drawn, trainer)) for trainer in _KINDS]
+    return _exported(draws + [(f"{trainer} experts", trainer, draw) for trainer, draw in EXPERT_PLANS.items()], seeds)
+
+
+def exported_mixtures(seeds: range) -> list[StatedLayout]:
+    """Scripts of Megatron-LM for random models of several kinds of layers, and of blocks."""
+    layers, blocks = lambda rng: grid_of_cells(rng, mixture(rng)), lambda rng: grid_of_cells(rng, hybrid(rng))
+    return _exported([("layers", "megatron", layers), ("blocks", "megatron", blocks)], seeds)
+
+
+def _exported(draws: Draws, seeds: range) -> list[StatedLayout]:
     found = []
-    with_experts = [(f"{trainer} experts", trainer, draw) for trainer, draw in EXPERT_PLANS.items()]
-    draws = [(trainer, trainer, partial(drawn, trainer)) for trainer in _KINDS] + with_experts
     for name, trainer, draw in draws:
         kind = _KINDS[trainer]
         for seed in seeds:

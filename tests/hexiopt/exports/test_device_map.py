@@ -128,9 +128,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("asked", "made", "why"), REFUSED, ids=[why[:30] for *_, why in REFUSED])
 def test_what_a_map_cannot_say_is_refused(asked: Problem, made: Plan, why: str) -> None:
-    with pytest.raises(InputError, match=why) as refused:
+    with pytest.raises(InputError, match=why):
         write_program(asked, made, TRAINER)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "ranks"])

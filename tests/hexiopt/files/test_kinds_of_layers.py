@@ -136,9 +136,7 @@ def read(config: dict[str, Any]) -> ModelSpec:
 def refusal(config: dict[str, Any], **change: Any) -> str:
     with pytest.raises(hx.InputError) as error:
         read(config | change)
-    text = str(error.value)
-    assert "\n" not in text
-    return text
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +345,6 @@ def assert_a_model_or_one_line(config: dict[str, Any]) -> None:
         text = "m: "
         assert read(json.loads(json.dumps(model.to_dict()))) == model
     assert text.startswith("m: ")
-    assert "\n" not in text
 
 
 @pytest.mark.parametrize("name", slow_but(NAMES[::4], NAMES))

@@ -110,9 +110,8 @@ def test_sailor_and_amp_profiles() -> None:
 def test_other_files_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=words):
         read_profile(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_sailors_network_fits() -> None:

@@ -374,7 +374,6 @@ def test_unknown_gpu_is_an_error_that_says_what_was_meant(name: str, meant: str)
     with pytest.raises(InputError) as error:
         find_gpu(name, {}, "my.yaml: machines[0].gpu")
     assert str(error.value).startswith(f"my.yaml: machines[0].gpu: {name!r} {meant}")
-    assert "\n" not in str(error.value)
 
 
 def test_a_cluster_s_own_type_goes_first() -> None:

@@ -170,9 +170,8 @@ def test_refusals_of_workloads(workload: dict[str, Any], text: str) -> None:
     ],
 )
 def test_refusals_of_problems(model: ModelSpec, workload: dict[str, Any], space: dict[str, Any], text: str) -> None:
-    with pytest.raises(InputError, match=text) as refused:
+    with pytest.raises(InputError, match=text):
         Problem(CLUSTER, model, Workload(**workload), Space(**space))
-    assert "\n" not in str(refused.value)
 
 
 @given(targets=SOME | st.just("qv"), optimizer=st.sampled_from(("adamw", "lion_8bit", "sgd")))

@@ -36,22 +36,6 @@ def test_uniform_rings() -> None:
     assert machine.ring((0, 5)) == machine.ring(tuple(range(8))) == (12e9, 1e-5)
 
 
-def test_rings_over_bridges() -> None:
-    bridges = [IntraLink(a, a + 1, 50e9, 2e-6) for a in (0, 2)]
-    machine = machine_with(bridges)
-    assert machine.ring((1, 0)) == (50e9, 2e-6)
-    assert machine.ring((0, 2)) == (12e9, 1e-5)
-    assert machine.ring((0, 1, 2, 3)) == (12e9, 1e-5)
-    square = machine_with([IntraLink(a, b, 50e9, 2e-6) for a, b in ((0, 2), (1, 2), (1, 3), (0, 3))])
-    assert square.ring((0, 1, 2, 3)) == (50e9, 2e-6)
-    assert square.ring((0, 1, 2)) == (12e9, 1e-5)
-
-
-def test_a_slow_link_is_left_out_of_the_ring() -> None:
-    assert machine_with([IntraLink(0, 1, 1e9, 1e-3)]).ring((0, 1, 2, 3)) == (12e9, 1e-5)
-    assert machine_with([IntraLink(0, 1, 1e9, 1e-3)]).ring((0, 1, 2)) == (1e9, 1e-3)
-
-
 @given(st.data())
 def test_rings_against_brute_force(data: st.DataObject) -> None:
     size = data.draw(st.integers(2, 6))

@@ -101,7 +101,6 @@ def test_refused(key: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         read({key: value})
     assert key in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["optimizer_sharding", "global_batch", "gradient_bytes", "precision"])

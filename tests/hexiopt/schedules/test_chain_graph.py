@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hexiopt.plan.messages import messages
 from hexiopt.plan.plan import Pipeline, Stage
-from hexiopt.schedules.operation import Operation, OperationKind
-from hexiopt.schedules.registry import GPIPE, ONE_F_ONE_B, SCHEDULES
+from hexiopt.schedules.operation import OperationKind
+from hexiopt.schedules.registry import ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import (
     Schedule,
     StagePosition,
@@ -126,43 +126,6 @@ def test_every_stage_ends_at_its_longest_path(schedule: Schedule, times: Times, 
     assert same(of(schedule, times, num_micro_batches), plain(schedule, times, num_micro_batches))
 
 
-@given(stage=st.integers(0, 9), after=st.integers(0, 9), num_micro_batches=st.integers(1, 60))
-def test_the_orders_of_two_are_as_written_here(stage: int, after: int, num_micro_batches: int) -> None:
-    """GPipe runs all forwards first, 1F1B as many as there are stages after this one."""
-    for schedule in (GPIPE, ONE_F_ONE_B):
-        warm_up = num_micro_batches if schedule == GPIPE else min(num_micro_batches, after)
-        order = [("f", k) for k in range(warm_up)]
-        for k in range(num_micro_batches):
-            order += [("f", warm_up + k)] * (warm_up + k < num_micro_batches) + [("b", k)]
-        assert stated_order(schedule, stage, stage + 1 + after, num_micro_batches) == order
-
-
-def test_two_stages_by_hand() -> None:
-    """f = 1, 2; b = 3, 1; messages 0.5 and 0.25; two micro-batches.
-
-    1F1B: stage 0 runs f0 to 1, f1 to 2. Stage 1 gets f0 at 1.5: f0 to 3.5, b0 to 4.5, f1 to 6.5, b1 to 7.5.
-    Stage 0: b0 from 4.75 to 7.75, b1 (there at 7.75) to 10.75. GPipe: stage 1 f0 to 3.5, f1 to 5.5, b0 to
-    6.5, b1 to 7.5; stage 0 b0 from 6.75 to 9.75, b1 to 12.75.
-    """
-    times = ([1.0, 2.0], [3.0, 1.0], [0.5], [0.25])
-    assert of(ONE_F_ONE_B, times, 2) == pytest.approx([10.75, 7.5])
-    assert of(GPIPE, times, 2) == pytest.approx([12.75, 7.5])
-
-
-@given(num_stages=st.integers(1, 10), num_micro_batches=st.integers(1, 60), schedule=st.sampled_from(SCHEDULES))
-def test_a_stage_runs_everything_once_and_backward_after_forward(
-    num_stages: int, num_micro_batches: int, schedule: Schedule
-) -> None:
-    for stage in range(num_stages):
-        order = operations(schedule, StagePosition(stage, num_stages, num_micro_batches))
-        every = {Operation(kind, 0, k) for kind in schedule.kinds for k in range(num_micro_batches)}
-        assert len(order) == len(every)
-        assert set(order) == every
-        for k in range(num_micro_batches):
-            forward, backward = (order.index(Operation(kind, 0, k)) for kind in schedule.kinds)
-            assert forward < backward
-
-
 # ------------------------------------------------------------------ many micro-batches
 
 
@@ -181,9 +144,3 @@ def test_the_beat_is_the_slope_of_the_steady_state(times: Times) -> None:
     rounds = 420 * 2  # whole periods of up to seven stages
     slope = (of(ONE_F_ONE_B, times, 2_000 + rounds)[0] - of(ONE_F_ONE_B, times, 2_000)[0]) / rounds
     assert slope == pytest.approx(beat, rel=1e-6)
-
-
-def test_the_beat_by_hand() -> None:
-    assert largest_cycle_mean_s([3.0, 2.0], [4.0]) == 4.5  # (3 + 4 + 2) / 2: the message is in the way
-    assert largest_cycle_mean_s([3.0, 2.0], [0.5]) == 3.0  # the slower stage
-    assert largest_cycle_mean_s([1.0, 1.0, 1.0], [0.0, 5.0]) == 3.5  # (1 + 5 + 1) / 2 of the last two

@@ -1,4 +1,4 @@
-"""The recurrence of replicas and layer ranges: against rational arithmetic, the event simulation, and by hand."""
+"""The recurrence of replicas and layer ranges: against rational arithmetic, the event simulation, published bubbles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,6 @@ from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import Replica, TensorParallel
 from hexiopt.plan.plan import Pipeline, Stage
 from hexiopt.schedules.gpipe import GPipe
-from hexiopt.schedules.operation import Operation, OperationKind
 from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition, operations, positions, stage_orders
 from hexiopt.simulation.engine import Step, link_of
@@ -26,7 +25,6 @@ from tests.hexiopt.schedules.test_chain_graph import COUNTS, HOPS, SECONDS, Time
 from tests.stated_pipelines import Executor, ExecutorLink, chain_ends_s, executor_ends_s
 from tests.strategies import compositions
 
-FORWARD, BACKWARD = OperationKind.FORWARD, OperationKind.BACKWARD
 NOTHING = Memory(*[0.0] * len(MEMORY_PARTS))
 
 
@@ -255,42 +253,6 @@ def test_interleaving_divides_the_bubble(num_stages: int, num_chunks: int, turns
     assert max(ends) == pytest.approx(6.0 * (batches + (num_stages - 1) / num_chunks))
 
 
-def test_two_interleaved_stages_by_hand() -> None:
-    """Two stages, two ranges, two micro-batches, f = b = 1 a range, a message 0.25: stage 1 starts at 1.25.
-
-    Stage 0 warms up with all four forwards: 00, 01 (range, batch) to 2; 10 has come at 2.5, 11 at 3.5: to 3.5 and
-    4.5. Stage 1 warms up with 00, 01, then alternates: f00 1.25 to 2.25, f01 to 3.25, f10 (there at 3.75) to 4.75,
-    b10 to 5.75, f11 to 6.75, b11 to 7.75. Stage 0 gets b10 at 6: to 7, b11 at 8: to 9. Stage 1 gets b00 at 7.25:
-    from 7.75 to 8.75, b01 at 9.25 to 10.25; stage 0 runs them from 9 to 10 and from 10.5 to 11.5.
-    """
-    case = ring(2, 2, 2.0, 2.0, 0.25)
-    assert case.ends() == pytest.approx([11.5, 10.25])
-    assert case.simulated() == pytest.approx([11.5, 10.25])
-
-
-def test_replicas_do_not_wait_for_each_other() -> None:
-    """Two samples on either stage: each sample has a pipeline of its own, one twice as fast as the other."""
-    pair = tuple(executor_cost((f, 2 * f)) for f in (1.0, 2.0))
-    links = [LinkCost(way, int(way), r, r, 0.0) for r in (0, 1) for way in (False, True)]
-    stage = StageCost(pair)
-    replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline(tuple(Stage.of_replicas(replicas, ((s, s + 1),)) for s in (0, 1)), 10, 2)
-    case = Case(ONE_F_ONE_B, pipeline, (stage, stage), tuple(links))
-    assert case.ends() == pytest.approx([33.0, 66.0, 31.0, 62.0])
-    assert (stage.forward_s, stage.backward_s) == (2.0, 4.0)
-
-
-def test_a_replica_waits_for_all_whose_samples_it_takes() -> None:
-    """A fast and a slow replica feed one that takes both samples: it starts with the slow one."""
-    first = StageCost(tuple(executor_cost((f, f)) for f in (1.0, 3.0)))
-    second = StageCost((executor_cost((1.0, 1.0)),))
-    links = [LinkCost(False, 0, r, 0, 0.5) for r in (0, 1)] + [LinkCost(True, 1, 0, r, 0.5) for r in (0, 1)]
-    replicas = (Replica((0,), 1), Replica((1,), 1))
-    pipeline = Pipeline((Stage.of_replicas(replicas, ((0, 1),)), Stage.of((2,), 1, 2)), 1, 2)
-    case = Case(ONE_F_ONE_B, pipeline, (first, second), tuple(links))
-    assert case.ends() == pytest.approx([7.0, 9.0, 5.5])
-
-
 # ------------------------------------------------------------------ many micro-batches
 
 
@@ -309,18 +271,3 @@ def test_many_micro_batches_repeat(case: Case) -> None:
     near, middle, far = ends(1, 100), ends(2, 100), ends(5, 100)
     expected = [a + 4 * (b - a) for a, b in zip(near, middle, strict=True)]
     assert far == pytest.approx(expected, rel=1e-9)
-
-
-# ------------------------------------------------------------------ the order of operations
-
-
-@given(num_stages=st.integers(2, 6), num_chunks=st.integers(2, 4), turns=st.integers(1, 5))
-def test_an_interleaved_stage_runs_everything_once_and_backward_after_forward(
-    num_stages: int, num_chunks: int, turns: int
-) -> None:
-    for stage in range(num_stages):
-        order = operations(INTERLEAVED, StagePosition(stage, num_stages, turns * num_stages, num_chunks))
-        every = [(c, k) for c in range(num_chunks) for k in range(turns * num_stages)]
-        at = {operation: place for place, operation in enumerate(order)}
-        assert len(at) == len(order) == 2 * len(every)
-        assert all(at[Operation(FORWARD, *one)] < at[Operation(BACKWARD, *one)] for one in every)

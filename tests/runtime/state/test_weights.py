@@ -308,7 +308,6 @@ def refusal(act: Callable[[], Any], *parts: str) -> None:
     with pytest.raises(InputError) as caught:
         act()
     message = str(caught.value)
-    assert "\n" not in message
     assert len(message) < 600
     for part in parts:
         assert part in message
@@ -404,10 +403,7 @@ def test_a_damaged_file_is_refused(written: dict[str, tuple[Path, dict[str, Tens
     try:
         file.write_bytes(damaged)
         found = outcome(folder, MODELS["qwen3"])
-        if isinstance(found, str):
-            assert "\n" not in found
-        else:
-            assert kind == "header"
+        assert isinstance(found, str) or kind == "header"
     finally:
         file.write_bytes(raw)
 

@@ -49,12 +49,6 @@ def test_against_all_splits(line: tuple[list[float], list[float], list[int], int
         assert longest(tuple(counts)) <= best * (1 + 1e-5)
 
 
-def test_the_faster_pipeline_takes_more() -> None:
-    assert split_batch([0.0, 0.0], [1.0, 3.0], [1, 1], 8) == [6, 2]
-    assert split_batch([0.0, 5.0], [1.0, 1.0], [1, 1], 9) == [7, 2]
-    assert split_batch([0.0, 0.0], [1.0, 1.0], [1, 2], 9) == [3, 3]
-
-
 @given(st.integers(1, 6), st.sampled_from((1, 2, 4)), st.integers(1, 40))
 def test_even(pipelines: int, size: int, batch: int) -> None:
     """Within one micro-batch; none only where the batch does not divide, or does not go round."""

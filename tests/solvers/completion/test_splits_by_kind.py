@@ -1,7 +1,7 @@
 """Splits of layers of several kinds, against all splits."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -75,47 +75,25 @@ def _bottleneck_s(plan: Plan, pricer: PlanPricer) -> float:
     return max(stage.forward_s + stage.backward_s for stage in cost.stages)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_least_bottleneck(seed: int) -> None:
+def test_least_bottleneck() -> None:
     """A split is found wherever one fits, and none has a faster slowest stage, but for which layers recompute: kind by
-    kind, that is at most a layer more than the best choice takes."""
-    rng = random.Random(seed)
-    problem, plan = _problem(rng), _plan(rng)
-    pricer = PlanPricer(problem)
-    least_s = _least_bottleneck_s(problem, plan, pricer)
-    split = split_by_kind(plan, pricer.stages)
-    if least_s == float("inf"):
-        assert split is None
-    else:
-        found_s = _bottleneck_s(split or plan, pricer)
-        assert least_s * (1 - 1e-6) <= found_s <= 1.1 * least_s
-
-
-def test_mostly_the_best() -> None:
-    """On 24 pipelines, all but a few splits are the best there are."""
+    kind, that is at most a layer more than the best choice takes. On 24 pipelines, all but a few are the best."""
     excess = []
     for seed in range(24):
         rng = random.Random(seed)
         problem, plan = _problem(rng), _plan(rng)
         pricer = PlanPricer(problem)
+        least_s = _least_bottleneck_s(problem, plan, pricer)
         split = split_by_kind(plan, pricer.stages)
+        if least_s == float("inf"):
+            assert split is None, seed
+            continue
+        best_s = _bottleneck_s(split or plan, pricer)
+        assert least_s * (1 - 1e-6) <= best_s <= 1.1 * least_s, seed
         if split is not None:
-            excess.append(_bottleneck_s(split, pricer) / _least_bottleneck_s(problem, plan, pricer) - 1)
+            excess.append(best_s / least_s - 1)
+    assert 4 <= len(excess) <= 23, "both outcomes are tested"
     assert sum(share < 1e-5 for share in excess) >= 0.75 * len(excess), sorted(excess)
-
-
-def test_both_outcomes_are_tested() -> None:
-    fits = [_fits(random.Random(seed)) for seed in range(24)]
-    assert 4 <= sum(fits) <= 23, fits
-
-
-def _fits(rng: random.Random) -> bool:
-    problem, plan = _problem(rng), _plan(rng)
-    return split_by_kind(plan, PlanPricer(problem).stages) is not None
-
-
-def _layers(plan: Plan) -> Sequence[tuple[int, int]]:
-    return [stage.layers[0] for stage in plan.pipelines[0].stages]
 
 
 def test_even_layers_stay() -> None:
@@ -123,7 +101,6 @@ def test_even_layers_stay() -> None:
     problem, plan = _problem(random.Random(0)), _plan(random.Random(0))
     even = Problem(problem.cluster, problem.model, problem.workload, problem.space.replace(uneven_layers=False))
     assert split_by_kind(plan, PlanPricer(even).stages) is None
-    assert _layers(plan)
 
 
 @pytest.mark.parametrize(("zero", "space"), [(2, Space()), (0, Space(uneven_structure=False))])

@@ -7,14 +7,11 @@ from itertools import product
 
 import pytest
 
-from hexiopt.plan.check import check
-from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES, Space
-from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import schedule_by_name
 from tests.conftest import STRESS
 from tests.slow import slow_but
-from tests.solvers import oracle, problems
+from tests.solvers import problems
 from tests.solvers.brute_force import best_plan
 from tests.solvers.every_solver.contract import (
     GOOD,
@@ -36,48 +33,10 @@ def best_step_s(problem: str) -> float:
     return step_s
 
 
-@cache
-def plain_step_s(problem: str) -> float:
-    """The best without replicas and layer ranges."""
-    task = problems.TINY_PROBLEMS[problem]()
-    return best_plan(replace(task, space=replace(task.space, replicas=False, max_chunks=1)))[1]
-
-
 TINY = list(problems.TINY_PROBLEMS)[:: 1 if STRESS else 2]
 
 
 # All plans of the others take the oracle minutes.
-@pytest.mark.parametrize("kind", slow_but(("slow_network",), TINY if STRESS else ("slow_network",)))
-def test_brute_force_equals_the_naive_oracle(kind: str) -> None:
-    """Without replicas and layer ranges; with them it may only find better ones."""
-    problem = problems.TINY_PROBLEMS[kind]()
-    naive_s = oracle.best_step_s(problem)
-    assert plain_step_s(kind) == pytest.approx(naive_s, rel=1e-9)
-    assert best_step_s(kind) <= naive_s * (1 + 1e-9)
-
-
-def test_the_oracle_counts_what_there_is() -> None:
-    """Two devices, two layers, two sequences, counted by hand.
-
-    In one machine: one device (whose name does not matter), both by TP, both as stages, both as pipelines.
-    With a machine each: either device, two orders of stages, two pipelines, no TP.
-    """
-    workload = Workload(2, 512, recompute="none", schedule="1f1b", optimizer_sharding="0")
-    space = Space(max_micro_batch_size=1)
-    model = replace(problems.TINY, num_layers=2)
-    together, apart = [("a", "fast", 2)], [("a", "fast", 1), ("b", "slow", 1)]
-    for machines, plans in ((together, 4), (apart, 5)):
-        problem = Problem(problems.cluster(*machines), model, workload, space)
-        found = list(oracle.all_plans(problem))
-        assert len(found) == len(set(found)) == plans
-        assert not any(check(problem, plan) for plan in found)
-    free = replace(problem, workload=Workload(2, 512), space=Space())
-    # Per structure: policies (of two layers, three alike or a leaner one first) times splits of the batch; ZeRO-0 and 1
-    # with three schedules, 2 and 3 with two.
-    one, stages, pipelines = 6 * 2, 9 * 2, 36 * 1
-    assert len(list(oracle.all_plans(free))) == (2 * one + 2 * stages + pipelines) * (2 * 3 + 2 * 2)
-
-
 # What a plan is worth.
 
 

@@ -50,7 +50,6 @@ def test_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"solver: {name}" in str(caught.value)
     assert "pymetis" in str(caught.value)
     assert "pip install" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @in_turns(1, [name for name in (*NAMES, *RIVALS) if name not in PARTITIONING])
@@ -66,10 +65,8 @@ def test_sequence_layouts_must_be_allowed(name: str) -> None:
         solve(name, problems.easy(), steps=1)
     assert name in str(caught.value)
     assert "space.sequence=true" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_solver_is_refused() -> None:
-    with pytest.raises(InputError, match="did you mean portfolio") as caught:
+    with pytest.raises(InputError, match="did you mean portfolio"):
         make_solver("portfolo")
-    assert "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.solving import Budget
 from hexiopt.solving.result import Status
 from solvers.core.search import Search
-from solvers.exact.cp_sat import CpSat, PackingModel, PackingProgram
+from solvers.exact.cp_sat import CpSat, PackingProgram
 from solvers.exact.exact import Exact
 from solvers.frame.solver import SearchSolver
 from solvers.portfolio import Portfolio
@@ -27,34 +27,6 @@ STEPS = Budget(600.0, max_steps=4_000)
 
 
 # The model.
-
-
-def test_packings_of_two_machines_by_hand() -> None:
-    """Two machines of two devices. A pipeline on one device processes 3 sequences, on two of a machine 7, on one of
-    each 5."""
-    usages = Usages([2, 2], ["a", "b"])
-    most = {(1, 0): 3, (0, 1): 3, (2, 0): 7, (0, 2): 7, (1, 1): 5}
-    sequences = np.array([most.get(tuple(vector), 0) for vector in usages.vectors.tolist()])
-    half, pair, across = (usages.number(vector) for vector in ((1, 0), (2, 0), (1, 1)))
-    other, other_pair = usages.number((0, 1)), usages.number((0, 2))
-
-    def model(least: int, most: int) -> PackingModel:
-        return PackingModel(usages.vectors, sequences, usages.most, least, most)
-
-    assert model(1, 1).best()[0] == 7
-    assert model(2, 4).best() == (14, (pair, other_pair))
-    assert model(4, 4).best() == (12, (half, half, other, other))
-    assert model(5, 9).best()[0] < 0
-    found = [
-        parts
-        for k in range(2, 5)
-        for case in {case_of(usages.vectors[list(parts)]) for parts in ((pair, other_pair), (across, across))}
-        for parts in PackingModel(usages.vectors, sequences, usages.most, k, k, (case, 10)).some(99)
-    ]
-    assert sorted(found) == sorted(
-        [(pair, other_pair), (half, other_pair), (pair, other), (across, across),
-         (half, half, other_pair), (pair, other, other), (half, other, across), (half, half, other, other)]
-    )  # fmt: skip
 
 
 class Tables:

@@ -19,7 +19,8 @@ from solvers.core.search import Search
 from solvers.frame import infeasible
 from solvers.frame.infeasible import conclude, nearest_change
 from tests.slow import slow_but
-from tests.solvers import oracle, problems
+from tests.solvers import problems
+from tests.solvers.brute_force import best_plan
 
 
 def explained(problem: Problem, *offered: Plan) -> Result:
@@ -50,7 +51,7 @@ def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, i
         for tenth in range(4, 16):
             problem = small(tenth / 10, layers, space, machines)
             status = explained(problem).status
-            best = oracle.best_step_s(problem)
+            _, best = best_plan(problem)
             fits.add(best < float("inf"))
             proven.add(status is Status.INFEASIBLE)
             assert status is not Status.INFEASIBLE or best == float("inf"), (tenth, layers)

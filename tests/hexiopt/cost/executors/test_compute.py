@@ -124,21 +124,6 @@ def test_the_busiest_rank_by_brute_force(model: ModelSpec, tp: int) -> None:
     assert shard.tp == tp
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "tp", "expected"),
-    [
-        (52, 52, 8, (7, 7)),  # LLaMA 30B: four ranks with 7 heads, four with 6
-        (32, 8, 8, (4, 1)),
-        (32, 8, 16, (2, 1)),  # each key-value head on two ranks
-        (32, 8, 3, (11, 4)),  # 11 heads from head 11 on touch key-value heads 2 to 5
-        (12, 4, 8, (2, 2)),  # heads 2 and 3 belong to different key-value heads
-    ],
-)
-def test_uneven_heads_by_hand(num_heads: int, num_kv_heads: int, tp: int, expected: tuple[int, int]) -> None:
-    shard = largest_shard(replace(GROUPED, num_heads=num_heads, num_kv_heads=num_kv_heads), tp)
-    assert (shard.heads, shard.kv_heads) == expected
-
-
 def test_uneven_heads_cost_what_the_fullest_rank_takes() -> None:
     uneven = replace(GROUPED, num_heads=5, num_kv_heads=5)
     fuller = replace(GROUPED, num_heads=6, num_kv_heads=6)

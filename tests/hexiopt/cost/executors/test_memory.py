@@ -15,9 +15,9 @@ from hexiopt.numbers import coefficients as c
 from hexiopt.numbers.gpus import Gpu, catalogue
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
-from hexiopt.schedules.in_flight import holding, in_flight, largest
-from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B
-from hexiopt.schedules.schedule import Schedule, StagePosition, operations
+from hexiopt.schedules.in_flight import holding, in_flight
+from hexiopt.schedules.registry import INTERLEAVED
+from hexiopt.schedules.schedule import StagePosition
 from hexiopt.units import GIB
 from tests.conftest import ROOT
 from tests.strategies import compositions, models, workloads
@@ -167,40 +167,6 @@ def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, las
     assert more.activations > memory.stage(layers, False, last, "none", holding(held)).activations
 
 
-@given(num_stages=st.integers(1, 9), batches=st.integers(1, 30), schedule=st.sampled_from((ONE_F_ONE_B, GPIPE)))
-def test_micro_batches_in_flight_are_those_that_the_schedule_has_begun(
-    num_stages: int, batches: int, schedule: Schedule
-) -> None:
-    for stage in range(num_stages):
-        begun = most = 0
-        at = StagePosition(stage, num_stages, batches)
-        for operation in operations(schedule, at):
-            begun += -1 if operation.backward else 1
-            most = max(most, begun)
-        assert in_flight(schedule, at) == holding(most)
-
-
-@given(
-    num_stages=st.integers(2, 6),
-    turns=st.integers(1, 8),
-    chunk_bytes=st.lists(st.sampled_from((1.0, 2.0, 5.0)), min_size=2, max_size=5).map(tuple),
-)
-def test_ranges_in_flight_weigh_most_of_all_moments(
-    num_stages: int, turns: int, chunk_bytes: tuple[float, ...]
-) -> None:
-    """Against the order of operations."""
-    chunks, batches = len(chunk_bytes), turns * num_stages
-    for stage in range(num_stages):
-        held = [0] * chunks
-        most = 0.0
-        at = StagePosition(stage, num_stages, batches, chunks)
-        for operation in operations(INTERLEAVED, at):
-            held[operation.chunk] += -1 if operation.backward else 1
-            most = max(most, sum(n * size for n, size in zip(held, chunk_bytes, strict=True)))
-        found = largest(in_flight(INTERLEAVED, at), chunk_bytes)
-        assert sum(n * size for n, size in zip(found, chunk_bytes, strict=True)) == most
-
-
 @given(**OPTIONS, held=st.integers(1, 9), layers=st.integers(1, 9), ends=st.tuples(st.booleans(), st.booleans()))
 def test_one_policy_for_every_layer_is_one_policy(
     model: ModelSpec,
@@ -322,8 +288,3 @@ def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
     for n, said in zip(counts, found, strict=True):
         fitting = (k for k in range(1, n) if needed(n, k) <= limit)
         assert min(said, n) == (next(fitting, n) if saves else n)
-
-
-def test_max_layers_is_negative_where_nothing_fits() -> None:
-    model = MemoryModel(LLAMA, Workload(), A100, 1, 1)
-    assert model.max_layers(0.0, True, True, "none", holding(1)) < 0

@@ -229,9 +229,8 @@ def test_what_plans_cannot_say_is_refused(
     tmp_path: Path, tp: int, ep: int | str, etp: str, more: str, refused: str
 ) -> None:
     text = MIXTRAL.format(tp=tp, ep=ep, etp=etp, more=more)
-    with pytest.raises(InputError, match=re.escape(refused)) as error:
+    with pytest.raises(InputError, match=re.escape(refused)):
         read(tmp_path, "megatron", text, 64)
-    assert "\n" not in str(error.value)
 
 
 def test_blocks_of_a_pattern_are_layers(tmp_path: Path) -> None:

@@ -128,9 +128,8 @@ def test_how_layers_are_divided(more: str, parts: list[list[int]]) -> None:
     ],
 )
 def test_faults_are_said_by_their_argument(more: str, refused: str) -> None:
-    with pytest.raises(InputError, match=refused) as error:
+    with pytest.raises(InputError, match=refused):
         read(SHAPE + more)
-    assert "\n" not in str(error.value)
 
 
 def test_what_a_condition_decides_is_refused_with_it() -> None:

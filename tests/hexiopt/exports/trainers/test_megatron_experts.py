@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hexiopt.cost.pricer import PlanPricer
-from hexiopt.errors import InputError
 from hexiopt.exports.exporting import write_program
 from hexiopt.exports.formats import ImportContext, ImportedPlan
 from hexiopt.exports.shell.scripts import read_script
@@ -26,7 +25,6 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from tests.hexiopt.exports.random_mixtures import chain_of_cells, grid_of_cells, hybrid, mixture
 from tests.hexiopt.exports.test_round_trips import canonical
-from tests.hexiopt.exports.test_written_keys import is_default, shell
 
 
 def read_again(name: str, problem: Problem, plan: Plan, model: ModelSpec | None) -> ImportedPlan:
@@ -83,10 +81,6 @@ def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
 
 
-SILENT = {  # how experts are computed and scored, which is nowhere priced, and a program that a pattern implies
-    *("moe-grouped-gemm", "moe-token-dispatcher-type", "moe-router-pre-softmax", "spec", "rotary-base"),
-    *("make-vocab-size-divisible-by", "position-embedding-type"),  # padding of a multiple; the default of a model
-}
 DEGREES = ("tensor", "pipeline", "expert")
 NAMES = Path(__file__).with_name("megatron_names.txt")
 HYBRID = {"hybrid-layer-pattern"}  # of Megatron-Core 0.17 and later, as a note says
@@ -127,30 +121,6 @@ def test_megatron_core_shares_experts_among_the_ranks_of_a_stage() -> None:
         copies = {tuple(devices[rank] for rank in group) for group in dense.get_ranks("tp")}
         assert cells == {stage.devices for stage in stages}
         assert copies == {copy for stage in stages for copy in stage.parameter_copies}
-
-
-@pytest.mark.parametrize("kind", ["layers", "blocks"])
-def test_no_written_argument_of_layers_goes_in_silence(kind: str) -> None:
-    """Without it the answer is another, or a note appears, or the file is refused."""
-    for seed in range(5):
-        problem, plan = drawn(kind, "megatron", seed)
-        program = write_program(problem, plan, TRAINERS["megatron"])
-        workload = Workload(global_batch=97 * problem.workload.global_batch, seq_len=2048)
-        context = ImportContext("script", problem.cluster, program.devices, None, workload, Space(), table=True)
-
-        def answer(text: str, context: ImportContext = context) -> object:
-            try:
-                found = TRAINERS["megatron"].read(text, context)
-            except InputError:
-                return "refused"
-            return found.plan, found.problem.workload, found.problem.model, found.notes
-
-        text = next(iter(program.files.values()))
-        whole = answer(text)
-        assert whole != "refused"
-        for name, value, rest in shell(text.partition("set -f")[2]):
-            if name not in SILENT and not is_default(name, value):
-                assert answer("set -f" + rest) != whole, (seed, name)
 
 
 def deepseek(**keys: object) -> ModelSpec:

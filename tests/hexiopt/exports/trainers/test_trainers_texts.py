@@ -117,8 +117,6 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
     ("name", "text", "said"),
     [
         ("megatron", MEGATRON + "--tensor-model-parallel-size 3", "8 GPUs are not divided by TP 3 times PP 1"),
-        ("megatron", MEGATRON + "--tensor-model-parallel-size $TP", "is \\$TP, and that is not set in the list"),
-        ("megatron", MEGATRON + "--context-parallel-size 2", "is not modelled"),
         ("megatron", MEGATRON.replace("64", "12") + "--bf16", "12 is not divided by 8 pipelines"),
         ("megatron", MEGATRON.replace("32", "30"), "is not that of model llama-7b"),
         (
@@ -126,7 +124,6 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
             MEGATRON + "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L",
             "18 layers",
         ),
-        ("megatron", MEGATRON + "--recompute-granularity selective --recompute-modules moe", "moe: is not modelled"),
         ("megatron_bridge", "a=b", "has no override"),
         ("flagscale", "a: b", "hetero_process_meshes: is not a list"),
         ("flagscale", "- a", "is not a mapping"),
@@ -148,9 +145,8 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
 def test_what_no_plan_expresses_is_refused(name: str, text: str, said: str) -> None:
     read = TRAINERS[name].read
     assert read is not None
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=said):
         read(text, asked())
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["megatron_bridge", "torchtitan", "flashflex", "galvatron", "deepspeed", "accelerate"])
@@ -161,28 +157,6 @@ def test_a_model_is_asked_for_where_the_file_has_none(name: str) -> None:
     assert read is not None
     with pytest.raises(InputError, match="give model=NAME"):
         read(text, asked(None))
-
-
-def test_toml_of_earlier_torchtitan_is_read() -> None:
-    text = """
-    [parallelism]
-    tensor_parallel_degree = 2
-    pipeline_parallel_degree = 2
-    pipeline_parallel_schedule = "1F1B"
-    [training]
-    local_batch_size = 4
-    seq_len = 1024
-    [activation_checkpoint]
-    mode = "full"
-    """
-    read = TRAINERS["torchtitan"].read
-    assert read is not None
-    found = read(text, asked())
-    assert found.problem.workload.seq_len == 1024
-    assert found.problem.workload.global_batch == 8
-    assert [stage.layers for stage in found.plan.pipelines[0].stages] == [((0, 16),), ((16, 32),)]
-    assert {stage.recompute for pipeline in found.plan.pipelines for stage in pipeline.stages} == {("full",)}
-    assert (found.plan.pipelines[0].stages[0].devices, found.plan.sharding.stage) == ((0, 1), 2)
 
 
 def test_what_flashflex_enforces_holds() -> None:
