@@ -5,7 +5,6 @@ imported on the first call.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from hexiopt.errors import InputError, did_you_mean, quoted
@@ -101,7 +100,9 @@ def _panel(name: str, result: Solution | PlacedPlan, ax: "Axes | None") -> "Axes
             f"plot: {quoted(result)} is neither a result nor a plan; give one of hexiopt.solve or load_plan"
         )
     from hexiopt.report.panels.canvas import new_figure
-    from hexiopt.report.panels.stages import picture_rows
+    from hexiopt.report.panels.cluster import draw_cluster
+    from hexiopt.report.panels.stages import draw_layers, draw_memory, picture_rows
+    from hexiopt.report.panels.timeline import draw_timeline
 
     plan = result.found() if isinstance(result, Solution) else result
     facts = plan.facts
@@ -114,6 +115,5 @@ def _panel(name: str, result: Solution | PlacedPlan, ax: "Axes | None") -> "Axes
     box, left = ax.get_position(), (_LEFT_INCHES[name] + 0.15) / figure.get_size_inches()[0]
     left = max(box.x0, left)
     ax.set_position((left, box.y0, max(box.x1 - left, 0.1), box.height))
-    draw = getattr(import_module(f"hexiopt.report.panels.{name}"), f"draw_{name}")
-    axes: Axes = draw(facts, ax, letter="")
-    return axes
+    draw = {"cluster": draw_cluster, "layers": draw_layers, "memory": draw_memory, "timeline": draw_timeline}[name]
+    return draw(facts, ax, letter="")

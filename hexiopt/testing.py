@@ -157,10 +157,10 @@ def _judge(name: str, rules: Mapping[str, Callable[[], str]]) -> Frame:
 def _suitable(solver: Solver) -> dict[str, Problem]:
     """The problems that the solver's capabilities cover; if they cover none, a smaller one that they do."""
     able = solver.capabilities
-    asked = problems(sequence=able.sequence == "only")
-    suitable = {name: problem for name, problem in asked.items() if _covers(solver, problem)}
+    shipped = problems(sequence=able.sequence == "only")
+    suitable = {name: problem for name, problem in shipped.items() if _covers(solver, problem)}
     if not suitable:  # fewer devices or layers than in any of them
-        plain = asked["one machine"]
+        plain = shipped["one machine"]
         small = plain.replace(model=plain.model.replace(num_layers=min(6, able.max_layers or 6)))
         cluster = Cluster.of({"rtx_4090": min(4, able.max_devices or 4)}, name="one")
         suitable = {"one machine": small.replace(cluster=cluster)}

@@ -121,7 +121,7 @@ def read_model(arguments: MegatronArguments, context: ImportContext, tp: int) ->
         "ffn_size": arguments.whole("ffn-hidden-size", columns, noted=noted),
         "tied_embeddings": not arguments.flag("untie-embeddings-and-output-weights"),
     }
-    norm = arguments.word("normalization", "LayerNorm", noted=noted)
+    norm = arguments.word("normalization", "LayerNorm", ("LayerNorm", "RMSNorm"), noted=noted)
     position = arguments.word("position-embedding-type", "learned_absolute", noted=noted)
     rotary = position in ("rope", "yarn") or arguments.flag("use-rotary-position-embeddings")
     biased, qkv_bias = not arguments.flag("disable-bias-linear"), arguments.flag("add-qkv-bias")

@@ -1,11 +1,10 @@
 """What several processes are tried with, and the tables of what came of them."""
 
 import pytest
-from experiments.lab.trials.overlap import ExchangeTime
 
 from experiments.lab.trials.communicators import GroupMemory
 from experiments.lab.trials.killed import KilledRank
-from experiments.lab.trials.trial import Trial
+from experiments.lab.trials.trial import ExchangeTime, Trial
 from experiments.measure.gpu_processes import ProcessTrials, _troubles, exchange_table, order_trials, toy_model
 from hexiopt.plan.check import check
 from tests.solvers.problems import cluster

@@ -58,6 +58,7 @@ def kinds_of(arguments: MegatronArguments, shape: dict[str, Any], norm: str, pos
     else:
         segments, further = pattern
         layers = [reader.block(letter) for letter in "".join(segments)]
+        _agree(arguments, "num-layers", len(layers))
         extra = [reader.further_layer(blocks) for blocks in further[: further_layers(arguments, further)]]
     attention = next((kind.attention for kind in layers if kind.attention is not None), reader.attention())
     names = {"rope": "rope", "yarn": "rope", "learned_absolute": "learned", "none": "none"}
@@ -102,10 +103,18 @@ def notes_on_kinds(arguments: MegatronArguments) -> list[str]:
 def further_layers(arguments: MegatronArguments, of_pattern: Sequence[str] | None = None) -> int:
     """The number of layers that predict further tokens, that `of_pattern` where there is one."""
     number = arguments.whole(_FURTHER, 0)
-    number = number if of_pattern is None else len(of_pattern)
+    if of_pattern is not None:
+        number = len(of_pattern)
+        _agree(arguments, _FURTHER, number)
     if arguments.flag(_REPEATED) and number > 1:
         arguments.fail(_REPEATED, "has one layer for several tokens, not modelled; leave it out")
     return number
+
+
+def _agree(arguments: MegatronArguments, name: str, of_pattern: int) -> None:
+    """Refuse a stated number other than that of the pattern, which is read."""
+    if name in arguments and (number := arguments.whole(name)) != of_pattern:
+        arguments.fail(name, f"{number} is not the {of_pattern} of the pattern of blocks; state it, or leave it out")
 
 
 class _Reader:
