@@ -45,9 +45,8 @@ def expert_model(
     """A model whose layers have experts, but for the first ones. Of hybrids some have recurrences, and of Nemotron-H
     some have one part alone."""
     fields, router = SHAPES[model_type]
-    attention = Attention(
-        heads=6, kv_heads=3, qk_dim=4, v_dim=4, qk_norm="head" if model_type == "qwen3_moe" else "none"
-    )
+    plain = {"heads": 6, "kv_heads": 3, "qk_dim": 4, "v_dim": 4}
+    attention = Attention(**(plain | ATTENTIONS.get(model_type, {})))  # type: ignore[arg-type]
     experts = Experts(count=COUNT, top_k=2, ffn_size=inner, **fields)  # type: ignore[arg-type]
     first = LayerKind((attention,), (Dense(ffn_size=9),))
     both = (attention,), (experts,)

@@ -106,10 +106,13 @@ EXPERT_SEEDS = range(14, 28)
 @pytest.mark.parametrize("seed", slow_but(EXPERT_SEEDS[:7], EXPERT_SEEDS))
 def test_a_plan_trains_adapters_beside_frozen_experts(seed: int) -> None:
     """Of all types, whoever shares experts; a loss that balances them reaches adapters through frozen routers."""
-    adapters = Adapters(Lora(1 + seed % 4, ("attention", "qv", "qkv", "o")[seed % 4]), 2.0)
+    case = with_experts(seed)
+    is_latent = any(kind.attention is not None and kind.attention.kv_rank for kind in case[1].kinds)
+    targets = "attention" if is_latent else ("attention", "qv", "qkv", "o")[seed % 4]
+    adapters = Adapters(Lora(1 + seed % 4, targets), 2.0)
     both = {"adapters": adapters, "initial": begun, "experts": ExpertTraining(sequence_balance=0.1)}
     run = partial(run_in_order, one_queue=seed % 3 > 0)
-    of_gradients, of_losses = equal_one_process(with_experts(seed), 2, SEQ_LEN, run, both=both)
+    of_gradients, of_losses = equal_one_process(case, 2, SEQ_LEN, run, both=both)
     assert max(of_gradients, of_losses) <= CLOSE
 
 
