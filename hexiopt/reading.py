@@ -379,7 +379,7 @@ def word(value: Any) -> str:
 
 
 def _misspelt(word: str, key: str) -> bool:
-    """Whether `given` is `key` with a wrong letter or two, or without its last words.
+    """Whether `word` is `key` with a wrong letter or two, or without its last words.
 
     The threshold lies above the likeness of any two different keys of a file (0.87, of nic_bandwidth_gb_per_s and
     intra_bandwidth_gb_per_s).

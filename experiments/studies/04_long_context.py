@@ -204,8 +204,8 @@ def _draw(those: pd.DataFrame, paper: dict[str, float], title: str) -> Figure:
 
 
 def pair(rows: pd.DataFrame) -> pd.DataFrame:
-    """By setting: tokens/s here and there, the best baseline there, ours over it and over ours, and what is "
-    "possible."""
+    """By setting: tokens/s here and there, the best baseline there, ours over it and over ours, and what is
+    possible."""
     table = grid(rows, "setting", "where", "tokens_per_s").drop(columns=BOUND)
     there = table[[name for label in _LABELS if (name := label + _THERE) in table]]
     table["best"] = there.dropna(how="all").idxmax(axis=1).str.removesuffix(_THERE)
