@@ -107,7 +107,7 @@ def _modules(problem: Problem, layers: Mapping[int, int]) -> Iterator[tuple[str,
     assert execution is not None, "`unsuitable` has refused it"
     first, last = layers[0], layers[model.num_layers - 1]
     yield f"model.{_EMBEDDINGS.get(execution.type, 'embed_tokens')}", first
-    if execution.rotation is not None:
+    if execution.rotation is not None or execution.window_rotation is not None:
         yield from ((f"model.{name}", first) for name in _ROTATIONS.get(execution.type, ("rotary_emb",)))
     for layer in range(model.num_layers):
         yield f"model.layers.{layer}", layers[layer]
