@@ -36,12 +36,14 @@ CELLS = {
 def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str, precision: str) -> None:
     """On one rank, which gets every copy of its tokens. Of hybrids the last layer has the recurrence: the price takes
     what its backward makes to come when all layers are held, or a whole layer recomputed. Scores of attention with
-    sinks, at most 64 MiB at a time, are not predicted, and much beside so small a model."""
+    sinks and their exponentials, 64 MiB each at most, are not predicted: here all are held at once."""
     model, workload = expert_model(model_type, 3, **WIDTHS), Workload(2, SEQ_LEN, precision, routing="forced")
     (found,) = compared(even_plan(model, GPIPE, policy, stages=1, batches=2), model, workload)
     check_saved(found, close=0.03 if policy == "full" else CLOSE)
-    if not any(kind.attention is not None and kind.attention.sinks for kind in model.kinds):
-        assert -0.03 <= found.predicted.tensors / found.peak_bytes - 1 <= 0.1
+    attention = model.kinds[0].attention
+    assert attention is not None
+    scores_bytes = attention.sinks * 2 * attention.heads * SEQ_LEN**2 * 4
+    assert -0.03 <= (found.predicted.tensors + scores_bytes) / found.peak_bytes - 1 <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -59,4 +61,6 @@ def test_ranks_that_share_experts_hold_in_all_what_is_predicted(model_type: str,
     ranks = zip(map(len, group.parameter_copies), copies, strict=True)
     predicted = sum(count * copy.memory.activations for count, copy in ranks)
     held = [use.parts.activations for _, use in measured(plan, model, workload)]
-    assert predicted == pytest.approx(sum(held), rel=0.03 if model_type == "gpt_oss" else CLOSE)
+    assert predicted == pytest.approx(
+        sum(held), rel=0.02 if (model_type, cell) == ("gpt_oss", "one replica") else CLOSE
+    )
