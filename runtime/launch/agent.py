@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 # Optimisers import it at first use: here once, before processes fork.
 import torch._dynamo  # noqa: F401
@@ -25,7 +26,7 @@ from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousGracefulExitError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
@@ -107,6 +108,22 @@ class ProgressAgent(LocalElasticAgent):
         self._meeting.tell({"event": what, "device": self._seats.names[local], "reason": reason})
 
 
+class EndingBackend(C10dRendezvousBackend):
+    """Torch's backend of a rendezvous, which ends with the run: who waits for others would lose the meeting place."""
+
+    def __init__(self, meeting: MeetingClient) -> None:
+        super().__init__(meeting.store, "hexiopt")
+        self._meeting = meeting
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """Those who have come. Raises RendezvousGracefulExitError, which torch's agent takes as the end."""
+        try:
+            self._meeting.check_end()
+        except EndedError:
+            raise RendezvousGracefulExitError("the run has ended") from None
+        return super().get_state()
+
+
 def exit_code(pid: int) -> int | None:
     """The exit code of a child that has ended, or minus its signal; None while it runs. Does not collect it."""
     try:
@@ -186,7 +203,7 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
         rendezvous = DynamicRendezvousHandler.from_backend(
             "hexiopt",
             meeting.store,
-            C10dRendezvousBackend(meeting.store, "hexiopt"),
+            EndingBackend(meeting),
             1,  # the head decides whether those that came suffice
             given["most"],
             meeting.own_address(),  # where others reach the store of a round, if rank 0 is here
@@ -210,6 +227,7 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
         start_method = "spawn" if device == "cuda" else "fork"
         try:
             ProgressAgent(spec, Path(folder), start_method, meeting, seats, machine).run()
+            meeting.check_end()
         except EndedError:
             meeting.tell({"event": "left", "machine": machine})
             raise

@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import PlanFile
@@ -20,7 +24,8 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission, vitals
 from runtime.launch.admission import admitted_machine
-from runtime.launch.agent import check_clock, exit_code
+from runtime.launch.agent import EndingBackend, check_clock, exit_code
+from runtime.launch.meeting import MeetingClient, MeetingPlace
 from runtime.launch.vitals import Vitals, forget, silence_of
 from tests.runtime.launch.test_faults import narrow, problem
 
@@ -49,6 +54,19 @@ def test_names_of_torch_with_an_underscore_stand_in_one_file() -> None:
         if any(f"def {name}(" in (text := path.read_text()) or f".{name}(" in text for name in names)
     }
     assert found == {"agent.py"}
+
+
+def test_who_waits_for_others_ends_with_the_run() -> None:
+    """Without a trace of torch's, and without going on as if the network had been cut."""
+    place = MeetingPlace()
+    meeting = MeetingClient(place.address)
+    limits = RendezvousTimeout(join=timedelta(seconds=60))
+    waiting = DynamicRendezvousHandler.from_backend("it", meeting.store, EndingBackend(meeting), 2, 2, timeout=limits)
+    ending = threading.Timer(0.5, place.end)
+    ending.start()
+    with pytest.raises(RendezvousGracefulExitError, match="the run has ended"):
+        waiting.next_rendezvous()
+    ending.join()
 
 
 def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
