@@ -5,7 +5,8 @@ The fit is a least-squares fit of the logarithms of predicted over measured step
 layers that Zorse measured, with a soft L1 loss beyond 8 %. Runs of one layout in several releases weigh together as one
 row; all layers of a GPU type and precision together as five. A prior keeps constants that no row determines at their
 starting values: a constant at twice its starting value costs as much as a row with an error of 40 %.
-`--leave-one-out` fits without each source instead, and prints the errors of its rows both ways.
+`--leave-one-out` fits without each source instead, prints the errors of its rows both ways, and writes them into
+`experiments/data/left_out_errors.csv`.
 """
 
 import argparse
@@ -21,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from scipy.optimize import least_squares
 
 from experiments.app.common import Job
@@ -33,13 +33,15 @@ from experiments.validation.predict import Case, link_constants, predicted
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Scored, gpu_types, grouped, is_fitted
 from experiments.validation.shapes import InexpressibleError
-from experiments.validation.shipped import RUNS, shipped_measurements
+from experiments.validation.shipped import LEFT_OUT, RUNS, shipped_measurements
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import write_text
+from hexiopt.frame import csv_text
 from hexiopt.numbers.constants import CALIBRATION, constant_values
 from hexiopt.numbers.frameworks import fitted_constants
 from hexiopt.numbers.gpus import fitted_efficiency
 from hexiopt.report.tabular import plain_table
+from hexiopt.study.jobs import provenance
 
 Floats = NDArray[np.float64]
 
@@ -101,6 +103,7 @@ _OUTLIER = 0.08
 _PRIOR = 0.4
 _STEP = 0.02
 _LAYERS = 5.0
+_LEFT_OUT = ("source", "GPU", "precision", "rows", "median fitted, %", "left out, %", "interval")
 _INSIDE = 1e-3  # of its range, in logarithms, a constant begins
 
 
@@ -219,13 +222,17 @@ def run(job: Job) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print, and write the calibration."""
     parser = argparse.ArgumentParser(prog="python -m experiments.calibrate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--leave-one-out", action="store_true", help="print errors without each source; write nothing")
+    parser.add_argument("--leave-one-out", action="store_true", help="the errors of each source without its rows")
     options = parser.parse_args(argv)
     console = Console()
     cases, layers = _cases(RUNS), fitted_layers()
     with Progress(console=console, transient=True) as progress:
         if options.leave_one_out:
-            console.print(_leave_one_out(cases, layers, progress))
+            rows = _leave_one_out(cases, layers, progress)
+            console.print(plain_table(_LEFT_OUT, rows, left=_LEFT_OUT[:3]))
+            about = provenance()
+            ends = about["date"], about["code"][:8]
+            write_text(LEFT_OUT, csv_text([(*_LEFT_OUT, "date", "code"), *((*row, *ends) for row in rows)]))
             return 0
         values = fit(cases, layers, progress)
     for free in FREE:
@@ -246,7 +253,7 @@ def _cases(path: Path) -> list[Case]:
     return found
 
 
-def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progress: Progress) -> Table:
+def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progress: Progress) -> list[tuple[str, ...]]:
     """Median errors of each source's rows by GPU type and precision: of the constants in use, and of constants fitted
     without these rows, with the interval that holds the latter in nine of ten resamples."""
     rows: list[tuple[str, ...]] = []
@@ -257,9 +264,8 @@ def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progr
             inside, outside = (_errors(alike, values) for values in (constant_values(), without))
             low, high = outside.median_interval_percent
             errors = (f"{inside.median_percent:.1f}", f"{outside.median_percent:.1f}", f"{low:.1f} to {high:.1f}")
-            rows.append((*kind, source, str(len(alike)), *errors))
-    columns = ("GPU", "Precision", "Source left out", "Rows", "Median fitted, %", "Left out, %", "Interval")
-    return plain_table(columns, rows, left=("GPU", "Precision", "Source left out"))
+            rows.append((source, *kind, str(len(alike)), *errors))
+    return rows
 
 
 def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:

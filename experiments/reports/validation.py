@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from rich.table import Table
 
@@ -103,6 +104,11 @@ def left_out_table(reasons: Mapping[str, Sequence[int]]) -> Table:
 
 
 def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
+    """Write `validation_figure` as a PNG."""
+    save(validation_figure(rows, title), path)
+
+
+def validation_figure(rows: Sequence[Prediction], title: str) -> Figure:
     """Predicted over measured step time, and errors by source and GPU."""
     known = [row for row in rows if not row.reason]
     gpus = sorted({row.gpu for row in known})
@@ -140,4 +146,4 @@ def draw_validation(rows: Sequence[Prediction], title: str, path: Path) -> None:
         plain_axes(axes, colors=MUTED, labelsize=8)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12)
     figure.tight_layout()
-    save(figure, path)
+    return figure

@@ -10,6 +10,7 @@ from hexiopt.files.profile_files import read_profile
 DATA = Path(__file__).parent.parent / "data"
 RUNS = DATA / "measured_training_throughput.csv"
 EXPERT_RUNS = DATA / "expert_runs.csv"  # models with experts; few constants of frameworks were fitted to these
+LEFT_OUT = DATA / "left_out_errors.csv"  # of fits without each source, by `python -m experiments.calibrate`
 HELD_OUT = DATA / "held_out_runs.csv"  # no constant was fitted to these
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiments.reports.validation import Errors
 from experiments.studies import SOURCES
 from experiments.studies.__main__ import faults, main
 from experiments.studies.cases import flashflex
@@ -22,6 +23,7 @@ from experiments.studies.frame.planners import OURS, RIVALS
 from experiments.studies.frame.rows import credited
 from experiments.studies.frame.search import FOLDER, SearchSpec, measured
 from experiments.studies.frame.settings import SETTINGS, TINY
+from experiments.validation.runs import Runs
 from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import SWITCHES
@@ -31,7 +33,7 @@ from tests.conftest import ROOT, STRESS
 from tests.experiments.made_up import Labels, claims_of, run_made_up
 from tests.slow import slow_but
 
-NAMES = tuple(name for name in SOURCES if name != "pairs_of_cards")  # which asks no search
+NAMES = tuple(name for name in SOURCES if name not in ("pairs_of_cards", "validation"))  # which ask no search
 
 
 def every_third_has_none() -> Callable[[Labels], float | None]:
@@ -211,6 +213,23 @@ def test_pairs_of_cards_asks_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(r"\bnan\b|None\b", page.text)
     numbers = page.names["agreement"](cases).astype(int)
     assert list(numbers.sum(axis=1)) == [2, 2]
+
+
+def test_validation_has_the_errors_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every eighth run; each table has numbers, and a page that is not quick makes claims."""
+    monkeypatch.setenv("QUICK", "1")
+    page = run(SOURCES["validation"], "")
+    assert faults("validation", page) == []
+    assert not re.search(r"\bnan\b|\binf\b|None\b", page.text)
+    dense = page.names["dense"]
+    assert 50 < len(dense.priced) < len(dense.rows) == 55
+    assert "| mosaicml/llm-foundry | A100 bf16 |" in page.text
+    assert "| `hopper_gemm_max` | 0.6703 |" in page.text
+    assert [*page.figures] == ["validation.png"]
+    monkeypatch.setenv("QUICK", "")
+    monkeypatch.setattr(Runs, "errors", lambda *_, **__: [Errors("all", "a100 sxm", 9, 50.0, 50.0, 50.0, 0.0, 0.5)])
+    monkeypatch.setattr(page.names["Runs"], "of", lambda *_, **__: dense)
+    assert any("Runs on A100" in line for line in faults("validation", run(SOURCES["validation"], "")))
 
 
 # ------------------------------------------------------------------------------------------- searches

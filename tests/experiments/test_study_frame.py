@@ -6,10 +6,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from experiments.app.configurations import named_cluster
 from experiments.studies.frame.figures import framed, progress, relative_bars, row_bars, row_marks
 from experiments.studies.frame.rows import time_to_s
 from experiments.studies.frame.settings import SETTINGS
 from experiments.studies.frame.words import change, hardware, markdown, share, span
+from hexiopt.problem.workload import Workload
 
 
 def test_words() -> None:
@@ -30,14 +32,16 @@ def test_words() -> None:
 
 
 def test_conditions_have_one_line_for_a_cluster_and_its_variants() -> None:
-    cluster = SETTINGS[0].problem().cluster
-    slower = SETTINGS[0].problem(inter_gb_per_s=0.5).cluster
-    [line] = hardware([cluster, slower, cluster], "bf16")
+    problem = SETTINGS[0].problem()
+    cluster = problem.cluster
+    [line] = hardware([problem, SETTINGS[0].problem(inter_gb_per_s=0.5), problem])
     assert line.startswith(f"`{cluster.name}`: 1 × (8 × rtx_3080_ti: 56.9 TFLOPS, 12 GiB, 20 GB/s inside)")
     assert "; 5 GB/s between machines; " in line
     assert line.endswith("TFLOPS; and 1 variant of it")
-    many = hardware([replace(cluster, name=str(number)) for number in range(20)], "bf16")
+    many = hardware([replace(problem, cluster=replace(cluster, name=str(number))) for number in range(20)])
     assert (len(many), many[-1]) == (13, "and 8 more clusters like these")
+    old = replace(problem, cluster=named_cluster("amp_heterogeneous"), workload=Workload(precision="fp16"))
+    assert "v100_16gb_sxm: 125 TFLOPS" in hardware([problem, old])[1], "which has no BF16"
 
 
 def test_bars_are_labelled_and_say_where_there_is_no_plan() -> None:

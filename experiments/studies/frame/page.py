@@ -130,7 +130,7 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) ->
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))
     plans = " or ".join(dict.fromkeys(problem.plans_in_words for problem in problems))
     lines = [
-        *hardware((problem.cluster for problem in problems), problems[0].workload.precision),
+        *hardware(problems),
         f"Workload: {workloads(problems)}; everything else is left to the search, unless a row says otherwise.",
         *([f"Bounds and gaps: of {plans}."] if (rows["bound_s"] > 0).any() else []),
         f"Time limits: {', '.join(budgets)}; seeds {', '.join(map(str, sorted(set(rows['seed']))))}.",

@@ -63,13 +63,14 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def hardware(clusters: Iterable[Cluster], precision: str) -> list[str]:
-    """One line per name of a cluster: GPUs with their figures and the network of the first cluster that has it, and how
-    many variants of it there are.
+def hardware(problems: Iterable[Problem]) -> list[str]:
+    """One line per name of a cluster: GPUs, with their peaks in the precision of the workload, and the network of the
+    first cluster that has it, and how many variants of it there are.
     """
     variants: dict[str, dict[str, None]] = {}
-    for cluster in clusters:
-        variants.setdefault(cluster.name, {})[_machines(cluster, precision)] = None
+    for problem in problems:
+        text = _machines(problem.cluster, problem.workload.precision)
+        variants.setdefault(problem.cluster.name, {})[text] = None
     lines = []
     for name, texts in variants.items():
         others = f"; and {count(len(texts) - 1, 'variant')} of it" if len(texts) > 1 else ""
