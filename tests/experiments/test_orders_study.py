@@ -1,6 +1,6 @@
 """The optimal schedules of small pipelines are optimal, and our orders are as near to them as is published.
 
-`python -m experiments.studies.orders` measures 200 pipelines (docs/results/split_and_depth.md); here are the first.
+The study split_and_depth measures 200 pipelines; here are the first.
 """
 
 import itertools
@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from experiments.studies.orders.__main__ import main
 from experiments.studies.orders.comparison import compare, depths_that_fit, summary
 from experiments.studies.orders.optimum import operation_ticks, optimum
 from experiments.studies.orders.pipelines import SmallPipeline, clock_spans, clock_ticks, random_pipeline, sample
@@ -161,10 +160,3 @@ def test_our_orders_are_as_near_to_the_optimum_as_was_measured() -> None:
         assert row["within 2 %"] >= near
         assert row["within 8 %"] >= less_near
         assert row["worst (%)"] <= worst
-
-
-def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--pipelines", "2"]) == 0
-    assert "within 2 %" in capsys.readouterr().out
-    assert main(["--pipelines", "0"]) == 2
-    assert "state 1 or more" in capsys.readouterr().err
