@@ -479,17 +479,10 @@ def test_scheduling_claims_stand_beside_the_papers_times(study: Study) -> None:
 # ---------------------------------------------------------------------------------------- published pages
 
 
-NOT_PUBLISHED = ("ladder",)
-"""Studies that wait for `make results`: whoever publishes one links its page, and takes its name from here."""
-
-
 def test_published_pages_are_whole_short_and_linked() -> None:
     docs = ROOT / "docs" / "results"
     index = (docs / "index.md").read_text(encoding="utf-8")
     for name, source in SOURCES.items():
-        if name in NOT_PUBLISHED:
-            assert not (docs / f"{name}.md").exists()
-            continue
         text = (docs / f"{name}.md").read_text(encoding="utf-8")
         prose = source.read_text(encoding="utf-8").partition("\n\n# %%")[0].splitlines()[1:]
         title, *question = (line.removeprefix("#").removeprefix(" ") for line in prose)
