@@ -1,6 +1,6 @@
 """Split backwards take hardly ever longer than whole ones on the plans that searches meet, and estimates rank these.
 
-`python -m tests.solvers.loop.test_met_plans` prints a table of docs/results/executor.md, in five minutes.
+`python -m tests.solvers.loop.test_met_plans` prints a table, in five minutes.
 """
 
 import random
