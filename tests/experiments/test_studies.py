@@ -33,7 +33,7 @@ from tests.conftest import ROOT, STRESS
 from tests.experiments.made_up import Labels, claims_of, run_made_up
 from tests.slow import slow_but
 
-NAMES = tuple(name for name in SOURCES if name not in ("pairs_of_cards", "validation"))  # which ask no search
+NAMES = tuple(name for name in SOURCES if name != "validation")  # which asks no search
 
 
 def every_third_has_none() -> Callable[[Labels], float | None]:
@@ -201,10 +201,9 @@ def test_every_study_measures_quickly(name: str, tmp_path: Path, monkeypatch: py
     assert not (of_ours & (rows["bound_s"] > rows["step_time_s"] * (1 + 1e-9))).any()
 
 
-def test_pairs_of_cards_asks_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUICK", "1")
-    page = run(SOURCES["pairs_of_cards"], "")
-    assert faults("pairs_of_cards", page) == []
+def test_owners_of_two_cards_ask_the_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = run_made_up("unequal_cards", monkeypatch, tmp_path, lambda _: 1.0)
+    assert faults("unequal_cards", page) == []
     cases = page.names["cases"]
     assert (cases["tokens_per_s"] > 0).all()
     assert len(re.findall(r"\| [\d,]+ \(U[012] L[012]\)", page.text)) == len(cases) == 2
