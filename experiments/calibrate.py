@@ -243,14 +243,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cases(path: Path) -> list[Case]:
-    given, found = shipped_measurements(), []
+    given, cases = shipped_measurements(), []
     for row in read_rows(path):
         if is_fitted(row):
             try:
-                found.append(case_of(row, given))
+                cases.append(case_of(row, given))
             except InexpressibleError:
                 continue
-    return found
+    return cases
 
 
 def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progress: Progress) -> list[tuple[str, ...]]:

@@ -82,8 +82,8 @@ def run(job: Job) -> float:
     plan_file = plan_file or read_plan(plan)
     check_trainable(plan, plan_file, document_masking=config.document_masking)
     _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
-    own = {"seed": seed, "separator": None, "validation_share": config.validation_share, "lora_alpha": alpha}
-    settings = Settings.of(vars(config) | own)
+    derived = {"seed": seed, "separator": None, "validation_share": config.validation_share, "lora_alpha": alpha}
+    settings = Settings.of(vars(config) | derived)
     with TokenisingProgress(quiet=job.in_sweep) as on_tokens:
         started = prepared_run(
             plan,

@@ -58,12 +58,12 @@ def missing() -> Iterator[str]:
     """The kernels that numba would compile. Importing one compiles it, so this reads names and times of files."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return
-    own = os.environ.get("NUMBA_CACHE_DIR")
-    elsewhere = list((Path(own) if own else _WIDE).rglob("*.nbi"))
+    cache_folder = os.environ.get("NUMBA_CACHE_DIR")
+    elsewhere = list((Path(cache_folder) if cache_folder else _WIDE).rglob("*.nbi"))
     for source in SOURCES:
         path = _ROOTS[source.partition("/")[0]] / source
         text, changed_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
-        files = [*elsewhere, *([] if own else (path.parent / "__pycache__").glob("*.nbi"))]
+        files = [*elsewhere, *([] if cache_folder else (path.parent / "__pycache__").glob("*.nbi"))]
         there = {file.name.partition(".py3")[0] for file in files if file.stat().st_mtime >= changed_s}
         for kernel in _KERNEL.finditer(text):
             if f"{path.stem}.{kernel[1]}-{text.count(chr(10), 0, kernel.start()) + 1}" not in there:

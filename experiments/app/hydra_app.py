@@ -86,12 +86,12 @@ def _arguments(args: Sequence[str]) -> Iterator[None]:
 
 
 def _help(verb: str, flags: argparse.Namespace, overrides: list[str]) -> str:
-    own = [] if flags.config_dir is None else [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"]
+    search_path = [] if flags.config_dir is None else [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"]
     with hydra.initialize_config_module(own_package("conf"), job_name=verb, version_base=_VERSION):
-        config = hydra.compose(flags.config_name or verb, [*overrides, *own], return_hydra_config=True)
+        config = hydra.compose(flags.config_name or verb, [*overrides, *search_path], return_hydra_config=True)
         groups = [group for group in config.hydra.runtime.choices if group.partition("/")[0] != "hydra"]
         loader = GlobalHydra.instance().config_loader()
-        options = {group: loader.get_group_options(group, overrides=own) for group in sorted(groups)}
+        options = {group: loader.get_group_options(group, overrides=search_path) for group in sorted(groups)}
     return help_text(verb, config, options)
 
 

@@ -50,14 +50,14 @@ def linked(markdown: str, page: str) -> str:
     home = posixpath.dirname(homes.get(page, f"docs/{page}"))
 
     def moved(match: re.Match[str]) -> str:
-        said, target, anchor = match[1], match[2], match[3] or ""
+        label, target, anchor = match[1], match[2], match[3] or ""
         if ":" in target or (page.startswith("notebooks/") and target.startswith("output_")):
             return match[0]
         source = posixpath.normpath(posixpath.join(home, target))
         site = pages().get(source) or (source.removeprefix("docs/") if source.startswith("docs/") else None)
         if site is None or not site.endswith((".md", ".png")):
-            return said.strip("![]") if (ROOT / source).exists() else match[0]
-        return f"{said}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
+            return label.strip("![]") if (ROOT / source).exists() else match[0]
+        return f"{label}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
 
     return "".join(part if fenced else _LINK.sub(moved, part) for fenced, part in _fences(markdown))
 

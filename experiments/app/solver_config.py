@@ -28,9 +28,12 @@ def schema(name: str) -> type[SolverConfig]:
     common: list[tuple[str, Any, Any]] = [("name", str, field(default=name))]
     if made.capabilities.kind == "oracle":
         common.append(("time_limit_s", float, field(default=ORACLE_TIME_LIMIT_S)))
-    own = [(one.name, _typed(one.name, hints[one.name]), _default(one)) for one in parameters(made)]
+    options = [
+        (parameter.name, _typed(parameter.name, hints[parameter.name]), _default(parameter))
+        for parameter in parameters(made)
+    ]
     bases = make_dataclass("Named", common, bases=(SolverConfig,))
-    return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
+    return make_dataclass(f"{name.title()}Config", options, bases=(bases,))
 
 
 def register(names: Iterable[str] | None = None) -> None:

@@ -46,7 +46,7 @@ class States:
             weights=(*trainee.weights.values(), *flat),
             gradients=tuple(bucket.gradient for bucket in trainee.buckets),
             masters=tuple(master for master in trainee.optimizer.masters if master is not None),
-            moments=tuple(moment for own in trainee.optimizer.moments for moment in own.values()),
+            moments=tuple(moment for moments in trainee.optimizer.moments for moment in moments.values()),
             tables=tuple(_tables(trainee.calls)),
         )
 
@@ -126,7 +126,7 @@ def _tables(calls: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum({_at(one): one.untyped_storage().nbytes() for one in tensors}.values())
+    return sum({_at(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def _at(tensor: Tensor) -> int:
@@ -201,9 +201,9 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {_at(one) for one in args if isinstance(one, Tensor)}
+        before = {_at(tensor) for tensor in args if isinstance(tensor, Tensor)}
         made = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, lambda one: self._see(one, before), made)
+        tree_map_only(Tensor, lambda tensor: self._see(tensor, before), made)
         return made
 
     def _see(self, tensor: Tensor, before: set[int]) -> None:

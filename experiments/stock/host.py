@@ -56,7 +56,9 @@ def _stock() -> Step:
     parts = layout_of(plan(), _MODEL).executor_of[0].parts(_MODEL, 0)
     decoder.load_state_dict({part.name.removeprefix("model."): drawn(0, part) for part in parts})
     kinds = {decays: [p for p in decoder.parameters() if (p.ndim > 1) == decays] for decays in (True, False)}
-    groups = [{"params": own, "weight_decay": _SETTINGS.weight_decay * decays} for decays, own in kinds.items()]
+    groups = [
+        {"params": parameters, "weight_decay": _SETTINGS.weight_decay * decays} for decays, parameters in kinds.items()
+    ]
     betas = _SETTINGS.beta1, _SETTINGS.beta2
     adam = torch.optim.AdamW(groups, _SETTINGS.lr, betas, _SETTINGS.eps, fused=True)
     assert _SETTINGS.max_norm is not None

@@ -81,13 +81,13 @@ def _stock(rank: int) -> Callable[[Tensor], float]:
     )
 
     def step(tokens: Tensor) -> float:
-        own = tokens[pipeline * _BATCH // 2 : (pipeline + 1) * _BATCH // 2]
+        batch = tokens[pipeline * _BATCH // 2 : (pipeline + 1) * _BATCH // 2]
         adam.zero_grad()
         losses: list[Tensor] = []
         if position == 0:
-            schedule.step(own[:, :-1].contiguous())
+            schedule.step(batch[:, :-1].contiguous())
         else:
-            schedule.step(target=own[:, 1:].contiguous(), losses=losses)
+            schedule.step(target=batch[:, 1:].contiguous(), losses=losses)
         adam.step()
         mean = torch.stack(losses).mean().detach() / 2 if losses else torch.zeros(())
         dist.all_reduce(mean)

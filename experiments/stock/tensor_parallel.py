@@ -60,8 +60,8 @@ def _stock(rank: int) -> Step:
 
     def step(number: int) -> float:
         layers.zero_grad()
-        own = _input(number)[first:end].transpose(0, 1).contiguous()
-        x = DTensor.from_local(own, mesh, [Shard(1)])
+        local = _input(number)[first:end].transpose(0, 1).contiguous()
+        x = DTensor.from_local(local, mesh, [Shard(1)])
         for layer in layers:
             x = layer(x)
         return _ended(x.to_local().square().sum())
@@ -85,16 +85,16 @@ def _ours(rank: int) -> Step:
     def step(number: int) -> float:
         for weight in weights.values():
             weight.grad = None
-        own = _input(number)[slice(*tokens[rank])].contiguous()
-        return _ended(decoder.hidden(own).square().sum())
+        local = _input(number)[slice(*tokens[rank])].contiguous()
+        return _ended(decoder.hidden(local).square().sum())
 
     return step
 
 
-def _ended(own: Tensor) -> float:
+def _ended(loss_part: Tensor) -> float:
     """The backward of a rank's part of a loss, and the whole loss."""
-    own.backward()  # type: ignore[no-untyped-call]
-    total = own.detach().clone()
+    loss_part.backward()  # type: ignore[no-untyped-call]
+    total = loss_part.detach().clone()
     dist.all_reduce(total)
     return float(total)
 

@@ -89,10 +89,10 @@ def take_turns(
         for process in started:
             process.join()
         try:
-            found: StepComparison = here.recv()
+            comparison: StepComparison = here.recv()
         except EOFError:
             raise RuntimeError("a process of the comparison has failed; its traceback stands above") from None
-    return found
+    return comparison
 
 
 def _rank(
@@ -122,5 +122,5 @@ def _rank(
                 if number:
                     seconds[name].append(clock() - began)
     if rank == 0:
-        to.send(StepComparison({name: statistics.median(own) for name, own in seconds.items()}, first))
+        to.send(StepComparison({name: statistics.median(times_s) for name, times_s in seconds.items()}, first))
     dist.destroy_process_group()

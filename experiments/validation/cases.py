@@ -157,20 +157,20 @@ def _replicas_sharing(row: Row, degrees: _Degrees) -> int:
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
     """The micro-batch sizes that the row leaves open, or the largest divisor up to a stated size."""
     stated = row.micro_batch
-    own = _own_batch(row, degrees, stated)
+    sequences = _own_batch(row, degrees, stated)
     if stated is not None:
-        return [next(size for size in range(min(stated, own), 0, -1) if own % size == 0)]
-    return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if own % (1 << k) == 0]
+        return [next(size for size in range(min(stated, sequences), 0, -1) if sequences % size == 0)]
+    return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if sequences % (1 << k) == 0]
 
 
 def _own_batch(row: Row, degrees: _Degrees, micro_batch: int | None) -> int:
     """Sequences of a pipeline, or their parts; one micro-batch where the row states no batch."""
     local = re.search(r"\blocal batch (\d+)", row.notes)
     if row.global_batch is not None:
-        own, rest = divmod(row.global_batch * degrees.cp, degrees.dp)
+        sequences, rest = divmod(row.global_batch * degrees.cp, degrees.dp)
         if rest:
             raise InexpressibleError("the batch does not divide among the pipelines")
-        return own
+        return sequences
     if local is None and micro_batch is None:
         raise InexpressibleError("neither micro-batch nor batch is stated")
     return int(local[1]) if local else micro_batch or 1
@@ -183,8 +183,8 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
     each, rest = divmod(num_layers, degrees.pp)
     if rest or num_micro_batches % degrees.pp or (row.says("1F1B") and not row.says("interleaved")):
         return [1]
-    found = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
-    return found[1:] or found if row.says("interleaved") else found
+    counts = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
+    return counts[1:] or counts if row.says("interleaved") else counts
 
 
 def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:

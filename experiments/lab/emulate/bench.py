@@ -51,18 +51,20 @@ class EmulationBench:
 
     def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
         """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""
-        found = paces(self._problem, plan, cost, dilation)
+        rank_paces = paces(self._problem, plan, cost, dilation)
         devices = layout_of(plan, self._problem.model).devices
         slowdown = self._divisor**2 * dilation
         with Fabric(self._problem.cluster, devices, slowdown) if shaped else nullcontext() as fabric:
             if fabric is not None:
-                found = [replace(p, namespace=fabric.namespaces[d]) for p, d in zip(found, devices, strict=True)]
+                rank_paces = [
+                    replace(p, namespace=fabric.namespaces[d]) for p, d in zip(rank_paces, devices, strict=True)
+                ]
             path = self._folder / "paces.json"
-            write_paces(path, found)
+            write_paces(path, rank_paces)
             timeout_s = _SETUP_S + _SLOWEST * dilation * cost.step_time_s
             seconds, timelines = self._train(plan, steps + 1, timeout_s, path)
-        late = max(_lateness(found[timeline["rank"]], timeline) for timeline in timelines)
-        return Steps(tuple(one / dilation for one in seconds[1:]), late)
+        late = max(_lateness(rank_paces[timeline["rank"]], timeline) for timeline in timelines)
+        return Steps(tuple(step_s / dilation for step_s in seconds[1:]), late)
 
     def _train(self, plan: Plan, steps: int, timeout_s: float, pace: Path | None) -> tuple[list[float], list[Event]]:
         """Seconds of every step, and the timelines of all ranks."""

@@ -93,7 +93,7 @@ class OperatorBench:
 
     def points(self, tell: Callable[[str], None]) -> list[MeasuredPoint]:
         """Every kind of operator over its sizes; `tell` hears which is next."""
-        found: list[MeasuredPoint] = []
+        points: list[MeasuredPoint] = []
         for kind, measure in (
             ("launch", self._launch),
             ("gemm", self._gemms),
@@ -102,13 +102,13 @@ class OperatorBench:
             ("adam", self._adam),
         ):
             tell(kind)
-            began, least = time.perf_counter(), len(found) + _LEAST_POINTS
+            began, least = time.perf_counter(), len(points) + _LEAST_POINTS
             for point in measure():
-                found.append(point)
-                if len(found) >= least and time.perf_counter() - began > _OVERTIME * self.seconds:
+                points.append(point)
+                if len(points) >= least and time.perf_counter() - began > _OVERTIME * self.seconds:
                     break  # a machine that others use too takes longer than was foreseen
             free_unused(self.device)
-        return found
+        return points
 
     def peak(self, precision: str) -> MeasuredPoint | None:
         """The fastest product of large matrices in any precision; None where torch cannot do it."""

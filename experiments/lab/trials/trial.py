@@ -136,15 +136,15 @@ def tried(request: TrialRequest) -> Trial:
         return Trial(trouble=str(error))
 
 
-def _of_all(told: Sequence[dict[str, Any]]) -> Trial:
-    if not all(map(isfinite, told[0]["losses"])):
-        return Trial(trouble=f"the loss is no number: {told[0]['losses']}")
+def _of_all(reports: Sequence[dict[str, Any]]) -> Trial:
+    if not all(map(isfinite, reports[0]["losses"])):
+        return Trial(trouble=f"the loss is no number: {reports[0]['losses']}")
     return Trial(
-        tuple(max(seconds) for seconds in zip(*(one["seconds"] for one in told), strict=True)),
-        tuple(told[0]["losses"]),
-        tuple(one["peak_bytes"] for one in told),
-        told[0]["kernels"],
-        told[0]["exchange"],
+        tuple(max(seconds) for seconds in zip(*(report["seconds"] for report in reports), strict=True)),
+        tuple(reports[0]["losses"]),
+        tuple(report["peak_bytes"] for report in reports),
+        reports[0]["kernels"],
+        reports[0]["exchange"],
     )
 
 
