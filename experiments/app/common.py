@@ -203,7 +203,7 @@ class Job:
         data = problem_to_dict(file.problem)
         chosen = self.choices.get("cluster") is not None
         if chosen or self.config.cluster:
-            changed = overlay(_inheriting(data["cluster"]), self.config.cluster)
+            changed = overlay(_inherit_rates(data["cluster"]), self.config.cluster)
             section = self._section("cluster") if chosen else Section(changed, "cluster")
             data["cluster"] = cluster_to_dict(cluster_from_section(section, self._profile_folder()))
         preset = None
@@ -305,7 +305,7 @@ class Job:
                 print(os.path.relpath(self.folder / name))
 
 
-def _inheriting(cluster: dict[str, Any]) -> dict[str, Any]:
+def _inherit_rates(cluster: dict[str, Any]) -> dict[str, Any]:
     """A cluster's mapping in which machines state only network rates that are not the cluster's own."""
     common = {f"nic_{key}": value for key, value in cluster["inter_machine"].items()}
     machines = [

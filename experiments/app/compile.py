@@ -48,13 +48,13 @@ _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot kee
 
 def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
-    if next(missing(), None) is not None:
+    if next(missing_kernels(), None) is not None:
         when = "before the search and its time limit begin (make install does it too)"
         print(f"hexiopt: compiling once, for one to three minutes, {when}", file=sys.stderr, flush=True)
         main()
 
 
-def missing() -> Iterator[str]:
+def missing_kernels() -> Iterator[str]:
     """The kernels that numba would compile. Importing one compiles it, so this reads names and times of files."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return
@@ -86,7 +86,7 @@ def check_all() -> None:
     """Run `main`. Exits with a line where a part failed, or calls none of the functions that need a kernel."""
     if failed := main():
         sys.exit(f"compiling: failed: {', '.join(failed)}; the error stands above")
-    if left := list(missing()):
+    if left := list(missing_kernels()):
         sys.exit(f"compiling: no part of kernels.py calls {', '.join(left)}; add the calls there")
 
 

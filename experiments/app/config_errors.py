@@ -18,7 +18,7 @@ from omegaconf.errors import (
 from experiments.app.common import RunOutcome, failure
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
-from experiments.app.verb_help import unread
+from experiments.app.verb_help import refusal
 from hexiopt.errors import InputError, did_you_mean
 from solvers.registry import known
 
@@ -69,7 +69,7 @@ def one_line(error: BaseException, verb: str) -> str:
         chain.append(link)
         link = link.__cause__ or link.__context__
     for part in chain:
-        message = _said(part, verb)
+        message = _message(part, verb)
         if message:
             return " ".join(message.split())
     texts = [str(part).splitlines()[0].rstrip(".") for part in chain if str(part)] or [type(error).__name__]
@@ -79,7 +79,7 @@ def one_line(error: BaseException, verb: str) -> str:
     return f"{texts[0]}; see --help for groups and keys"
 
 
-def _said(error: BaseException, verb: str) -> str | None:
+def _message(error: BaseException, verb: str) -> str | None:
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
@@ -127,7 +127,7 @@ def _unknown_choice(error: MissingConfigException) -> str | None:
 def _unknown_key(error: ConfigAttributeError | ConfigKeyError, verb: str) -> str | None:
     key = str(error.full_key or error.key or "")
     parent = error.parent_node
-    if of_others := unread(verb, key):
+    if of_others := refusal(verb, key):
         return of_others
     if not key or not OmegaConf.is_dict(parent):
         return None

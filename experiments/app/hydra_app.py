@@ -21,7 +21,7 @@ from experiments.app.config_errors import config_of, outcome_of
 from experiments.app.flags import parse, words
 from experiments.app.own_files import with_own_files
 from experiments.app.terminal import plain_warnings
-from experiments.app.verb_help import help_text, refuse_unread, unread
+from experiments.app.verb_help import help_text, refusal, refuse_unread
 from hexiopt.errors import InputError
 from hexiopt.own_packages import own_package
 
@@ -39,7 +39,7 @@ def run(verb: str, args: Sequence[str]) -> int:
     except Exception as error:
         outcome = outcome_of(error, verb)
         experiments = [word for word in args if word.startswith("experiment=")]
-        if experiments and outcome.message == unread(verb, outcome.message.partition(":")[0]):  # not typed
+        if experiments and outcome.message == refusal(verb, outcome.message.partition(":")[0]):  # not typed
             outcome.message = f"{', '.join(experiments)}: {outcome.message}"
         return outcome.report()
 

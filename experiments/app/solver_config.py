@@ -29,7 +29,7 @@ def schema(name: str) -> type[SolverConfig]:
     if made.capabilities.kind == "oracle":
         common.append(("time_limit_s", float, field(default=ORACLE_TIME_LIMIT_S)))
     options = [
-        (parameter.name, _typed(parameter.name, hints[parameter.name]), _default(parameter))
+        (parameter.name, _checked_type(parameter.name, hints[parameter.name]), _default(parameter))
         for parameter in parameters(made)
     ]
     bases = make_dataclass("Named", common, bases=(SolverConfig,))
@@ -51,7 +51,7 @@ def _default(parameter: Field[Any]) -> Any:
     return field(default=parameter.default) if factory is MISSING else field(default_factory=factory)
 
 
-def _typed(name: str, hint: Any) -> Any:
+def _checked_type(name: str, hint: Any) -> Any:
     """The type that OmegaConf checks; types that it does not support are left to the solver."""
     if get_origin(hint) is Literal:
         return type(get_args(hint)[0])

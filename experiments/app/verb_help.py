@@ -72,11 +72,11 @@ def refuse_unread(verb: str, overrides: Sequence[str]) -> None:
     Its schema does not have them either; but Hydra would tell the first one only, and not who reads it.
     """
     keys = (override.lstrip("+~").partition("=")[0].partition("@")[0] for override in overrides)
-    if faults := [fault for key in keys if (fault := unread(verb, key))]:
+    if faults := [fault for key in keys if (fault := refusal(verb, key))]:
         raise InputError("; also ".join(faults))
 
 
-def unread(verb: str, key: str) -> str | None:
+def refusal(verb: str, key: str) -> str | None:
     """A line on a key that other verbs read, and `verb` does not; None for every other key."""
     readers = [other for other in VERBS if reads(other, key)]
     if not readers or verb in readers:

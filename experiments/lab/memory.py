@@ -77,7 +77,7 @@ class Used:
     peak_bytes: int
 
 
-def used(
+def memory_use(
     states: States, device: torch.device, compute: Callable[[], Any], most_message_bytes: Callable[[], int]
 ) -> Used:
     """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
@@ -93,11 +93,11 @@ def used(
     return Used(parts, peak_bytes)
 
 
-def used_by(trainee: Trainee, sequences: Sequences) -> Used:
+def trainee_memory_use(trainee: Trainee, sequences: Sequences) -> Used:
     """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no more:
     the optimizer steps bucket by bucket, when nothing is saved any longer."""
     compute, messages = partial(trainee.gradients, sequences), trainee.messages
-    use = used(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
+    use = memory_use(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
     parts = replace(
         use.parts,
         weights=use.parts.weights + trainee.store.most_bytes,
@@ -182,10 +182,10 @@ class _Saved:
                 self._part[at] = part
                 self.now[part] += size
                 self.most[part] = max(self.most[part], self.now[part] + transient_bytes)
-            weakref.finalize(packed, self._released, at, size)
+            weakref.finalize(packed, self._release, at, size)
         return packed
 
-    def _released(self, at: int, size: int) -> None:
+    def _release(self, at: int, size: int) -> None:
         self._holders[at] -= 1
         if not self._holders[at]:
             del self._holders[at]
@@ -213,8 +213,8 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known.add(at)
             self.now += size
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._gone, at, size)
+            weakref.finalize(storage, self._forget, at, size)
 
-    def _gone(self, at: int, size: int) -> None:
+    def _forget(self, at: int, size: int) -> None:
         self._known.discard(at)
         self.now -= size

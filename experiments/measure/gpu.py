@@ -22,13 +22,13 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.app.configurations import named_model
-from experiments.lab.profile.local import measured_here
+from experiments.lab.profile.local import measure_here
 from experiments.lab.profile.points import Measurement
 from experiments.lab.profile.rank import Request
 from experiments.lab.profile.result import result_of
 from experiments.lab.profile.summary import summary_tables
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import Trial, TrialRequest, try_plan
 from experiments.measure.gpu_processes import exchange_table, toy_model, toy_workload, try_processes
 from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.cost.cost import Cost
@@ -76,9 +76,9 @@ def of_cpu(precision: str) -> TrialScale:
     return TrialScale(0.02, 2, [toy], toy, toy_workload(precision), 3, 540.0, 150.0)
 
 
-def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
+def measure_machine(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
     """This machine's profile, shown and written."""
-    measurement = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell)
+    measurement = measure_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell)
     result = result_of(measurement, "here", None)
     write_text(folder / "profile.json", json.dumps(measurement.to_dict()) + "\n")
     write_text(folder / "cluster.yaml", result.text("Written by make gpu; profile.json has every measured point."))
@@ -87,13 +87,13 @@ def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], conso
     return measurement
 
 
-def attempted(
+def attempt(
     trial_plan: TrialPlan, number: int, folder: Path, scale: TrialScale, is_compiled: bool
 ) -> tuple[Cost, Trial]:
     """The price of a plan, and what came of training with it."""
     cost, path = PlanPricer(trial_plan.problem).price(trial_plan.plan), folder / f"plan-{number}.json"
     write_plan(path, trial_plan.problem, trial_plan.plan, cost, {})
-    return cost, tried(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
+    return cost, try_plan(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
 
 
 def row(trial_plan: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_gpu:
         console.print(_ON_CPU)
     with console.status("measuring") as status:
-        measurement = measured(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
+        measurement = measure_machine(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
         precision = measurement.devices[0].precision
         workload = replace(scale.workload, precision="fp32" if precision == "fp16" else precision)
         cluster = read_cluster(folder / "cluster.yaml")
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 left_out.append(trial_plan.name)
                 continue
             status.update(f"training: {trial_plan.name} ({number + 1} of {len(plans)})")
-            cost, trial = attempted(trial_plan, number, folder, scale, is_gpu and not options.eager)
+            cost, trial = attempt(trial_plan, number, folder, scale, is_gpu and not options.eager)
             rows.append(row(trial_plan, cost, trial))
             plan_files.append(plan_file_to_dict(trial_plan.problem, trial_plan.plan, cost, {}))
             trials.append((trial_plan.name, trial))

@@ -13,7 +13,7 @@ from experiments.lab.trials.communicators import GroupMemory, group_memory
 from experiments.lab.trials.killed import LIMIT_S as KILL_LIMIT_S
 from experiments.lab.trials.killed import KilledRank, kill_rank
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import Trial, TrialRequest, try_plan
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.cluster import Cluster
@@ -153,7 +153,7 @@ def try_processes(
         path, problem = folder / "processes.json", order_trial.plan.problem
         write_plan(path, problem, order_trial.plan.plan, PlanPricer(problem).price(order_trial.plan.plan), {})
         request = TrialRequest(path, _STEPS, False, _LIMIT_S, gpus < _PROCESSES, order_trial.launch_order)
-        outcome.trials.append((order_trial.name, tried(request)))
+        outcome.trials.append((order_trial.name, try_plan(request)))
     outcome.troubles += _troubles(outcome.trials)
     return outcome
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.stock.layer import StockLayer
-from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from experiments.stock.turns import OURS, STOCK, Step, compared_model, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
@@ -19,7 +19,7 @@ from runtime.training.trainee import drawn
 
 SIZE = 1  # process
 CLOCK = time.process_time
-_MODEL = compared(32, 4, 64)
+_MODEL = compared_model(32, 4, 64)
 _SEQ_LEN, _MICRO_BATCHES = 8, 4
 _SETTINGS = AdamW(lr=1e-3)
 

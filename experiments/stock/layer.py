@@ -26,12 +26,12 @@ class _Attention(nn.Module):
             project(x_bth).unflatten(-1, (-1, self._head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        q, k = self._rotated(q), self._rotated(k)
+        q, k = self._rotate(q), self._rotate(k)
         out_bntd = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         attended: Tensor = self.o_proj(out_bntd.transpose(1, 2).flatten(2))
         return attended
 
-    def _rotated(self, x_bntd: Tensor) -> Tensor:
+    def _rotate(self, x_bntd: Tensor) -> Tensor:
         """Rotary position embedding, as in transformers."""
         left, right = x_bntd.chunk(2, dim=-1)
         return x_bntd * self._cos + torch.cat([-right, left], dim=-1) * self._sin

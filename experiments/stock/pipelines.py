@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from experiments.stock.turns import OURS, STOCK, Step, compared_model, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
@@ -24,7 +24,7 @@ from runtime.settings import AdamW
 from runtime.training.trainee import drawn
 
 SIZE = 4  # processes
-_MODEL = compared(256, 4, 704)
+_MODEL = compared_model(256, 4, 704)
 _SEQ_LEN, _MICRO_BATCHES, _SIZE = 128, 8, 2
 _BATCH = 2 * _MICRO_BATCHES * _SIZE
 _SETTINGS = AdamW(lr=1e-3, max_norm=None)

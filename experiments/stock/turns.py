@@ -31,7 +31,7 @@ Step = Callable[[int], float]  # of a number of the step, to its loss
 OURS, STOCK = "hexiopt", "torch"
 
 
-def compared(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
+def compared_model(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
     """A Llama of four layers that a CPU computes in a second; two query heads to each key-value head."""
     return ModelSpec(
         name="compared",

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.lab.emulate.fabric import Fabric
 from experiments.lab.emulate.pace import Pace, write_paces
-from experiments.lab.emulate.stand_in import narrowed, paces
+from experiments.lab.emulate.stand_in import narrow, paces
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import plan_file_to_dict, write_text
@@ -40,7 +40,7 @@ class EmulationBench:
 
     def __init__(self, folder: Path, problem: Problem, divisor: int, seed: int) -> None:
         self._folder, self._problem, self._divisor, self._seed = folder, problem, divisor, seed
-        self._small = narrowed(problem, divisor)
+        self._small = narrow(problem, divisor)
         self._tokens = folder / "tokens.npy"
         drawn = np.random.default_rng(seed).integers(self._small.model.vocab_size, size=2 * self._small.workload.tokens)
         np.save(self._tokens, drawn.astype(np.int32))
@@ -49,7 +49,7 @@ class EmulationBench:
         """Seconds of a step as fast as this machine goes, links as they are."""
         return self._train(plan, 1, _SETUP_S, None)[0][-1]
 
-    def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
+    def paced_steps(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
         """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""
         rank_paces = paces(self._problem, plan, cost, dilation)
         devices = layout_of(plan, self._problem.model).devices

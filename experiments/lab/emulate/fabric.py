@@ -30,7 +30,7 @@ _MACHINES = 512  # of a /24 each
 _MOST = 2e9  # bytes/s; faster links are left as they are
 
 
-def unsupported(cluster: Cluster) -> str | None:
+def network_hindrance(cluster: Cluster) -> str | None:
     """Why a cluster's network cannot be emulated on this machine, and what to do; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"

@@ -116,13 +116,13 @@ class PaceHooks(Hooks):
             return part
         seconds = self._pace.first_parts[chunk][number]
 
-        def paced(x: Tensor) -> Tensor:
+        def paced_part(x: Tensor) -> Tensor:
             began_s = time.time()
             y = part(x)
             pace_until(began_s, seconds)
             return y
 
-        return paced
+        return paced_part
 
     def stepped(self, began_s: float, share: float) -> None:
         """Wait until that share of the optimizer's time is over."""

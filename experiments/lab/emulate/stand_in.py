@@ -102,7 +102,7 @@ def divisors(problem: Problem) -> Iterator[int]:
             yield divisor
 
 
-def narrowed(problem: Problem, divisor: int) -> Problem:
+def narrow(problem: Problem, divisor: int) -> Problem:
     """The problem with a model and sequences narrower by `divisor`. Raises InputError where widths do not divide."""
     possible = list(divisors(problem))
     if divisor not in possible:

@@ -62,7 +62,7 @@ def machine_entry(part: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str,
         "intra_bandwidth_gb_per_s": digits(common.bytes_per_s / GB),
         "intra_latency_us": digits(common.latency_s / MICROSECOND),
     }
-    others = [{"between": list(pair), **_stated(link)} for pair, link in inside.items() if _differs(link, common)]
+    others = [{"between": list(pair), **_link_entry(link)} for pair, link in inside.items() if _differs(link, common)]
     if others:
         entry["intra_links"] = others
     return entry
@@ -74,13 +74,13 @@ def pair_of(part: NetworkPart, pair: Sequence[int], links: Mapping[Pair, Channel
     if not 0 <= a < b < len(part.ranks):
         return None
     link = links.get((part.ranks[a], part.ranks[b]))
-    return None if link is None else _stated(link)
+    return None if link is None else _link_entry(link)
 
 
 def between_parts(part: NetworkPart, other: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str, float] | None:
     """The usual link of the devices of two parts, both ways; None where none was measured."""
     part_links = [links[pair] for a in part.ranks for b in other.ranks for pair in ((a, b), (b, a)) if pair in links]
-    return _stated(usual(part_links)) if part_links else None
+    return _link_entry(usual(part_links)) if part_links else None
 
 
 def inter_machine(
@@ -102,13 +102,13 @@ def inter_machine(
         if back is not None and not _differs(there, back):
             both = usual([there, back])
             if a < b and _differs(both, common):
-                stated.append({"between": [a, b], **_stated(both)})
+                stated.append({"between": [a, b], **_link_entry(both)})
         elif _differs(there, common):
-            stated.append({"from": a, "to": b, **_stated(there)})
-    return _stated(common), stated
+            stated.append({"from": a, "to": b, **_link_entry(there)})
+    return _link_entry(common), stated
 
 
-def _stated(link: Channel) -> dict[str, float]:
+def _link_entry(link: Channel) -> dict[str, float]:
     return {"bandwidth_gb_per_s": digits(link.bytes_per_s / GB), "latency_us": digits(link.latency_s / MICROSECOND)}
 
 

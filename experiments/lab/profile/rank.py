@@ -108,13 +108,13 @@ def _measure(
         rank_device, device = own_device(request.machine, place.local, place.num_local, request.precision)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered(refused, place))
-    devices: list[Device] = _gathered(rank_device, place)
+    _raise_first(_gather(refused, place))
+    devices: list[Device] = _gather(rank_device, place)
     try:
         check(devices)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered(refused, place))
+    _raise_first(_gather(refused, place))
     assert rank_device is not None
     most_bytes = _SHARE_OF_MEMORY * rank_device.free_bytes
     bench = OperatorBench(device, rank_device.precision, request.seconds, most_bytes)
@@ -125,10 +125,10 @@ def _measure(
         points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (rank_device.name,))]
     if place.size > 1:
         points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
-    every = tuple(chain.from_iterable(_gathered(points, place)))
+    every = tuple(chain.from_iterable(_gather(points, place)))
     if place.rank == 0:
         conclude(Measurement(tuple(devices), every, torch.__version__))
-    _gathered(None, place)  # until rank 0 has written what came of it
+    _gather(None, place)  # until rank 0 has written what came of it
 
 
 def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
@@ -168,7 +168,7 @@ def _raise_first(refusals: Sequence[str | None]) -> None:
         raise InputError(refused)
 
 
-def _gathered(value: Any, place: ProcessPlace) -> list[Any]:
+def _gather(value: Any, place: ProcessPlace) -> list[Any]:
     """What every rank says, on every rank."""
     if place.size == 1:
         return [value]

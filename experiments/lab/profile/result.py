@@ -66,7 +66,7 @@ def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) 
         if inside or unusual:
             cluster["links"] = inside + unusual
         return MeasuredCluster(cluster, tuple(types), links)
-    return MeasuredCluster(_filled(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
+    return MeasuredCluster(_fill_base(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
 
 
 def check_base(base: Mapping[str, Any] | None, devices: Sequence[Device]) -> None:
@@ -109,7 +109,7 @@ def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) 
             )
 
 
-def _filled(
+def _fill_base(
     base: Mapping[str, Any],
     parts: Sequence[NetworkPart],
     entries: Mapping[str, Mapping[str, Any]],

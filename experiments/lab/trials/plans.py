@@ -62,7 +62,7 @@ def _ways(num_devices: int, num_layers: int) -> Iterator[tuple[str, PlanOf]]:
     if num_devices < 2:
         return
     yield "2 stages", _stages_of([(0,), (1,)])
-    yield "2 interleaved stages", _interleaved
+    yield "2 interleaved stages", _interleaved_plan
     yield "2 pipelines, ZeRO-1", _pipelines_of([[(0,)], [(1,)]])
     yield "TP 2", _stages_of([(0, 1)])
     yield "ring attention of 2", _in_sequence(all_to_all=False)
@@ -106,7 +106,7 @@ def _stages_of(groups: list[tuple[int, ...]]) -> PlanOf:
     return _pipelines_of([groups])
 
 
-def _interleaved(model: ModelSpec, workload: Workload) -> Plan:
+def _interleaved_plan(model: ModelSpec, workload: Workload) -> Plan:
     ranges = _cuts(model.num_layers, 4)
     stages = tuple(Stage(TensorParallel((s,)), (ranges[s], ranges[s + 2])) for s in range(2))
     return Plan((Pipeline(stages, workload.global_batch),), INTERLEAVED)
