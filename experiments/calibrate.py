@@ -29,9 +29,9 @@ from experiments.measure.calibrate_runs import calibrate_runs
 from experiments.validation.cases import case_of
 from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
 from experiments.validation.metrics import in_metric
-from experiments.validation.predict import Case, link_constants, predicted
+from experiments.validation.predict import Case, link_constants, predict
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.score import Scored, gpu_types, grouped, is_fitted
+from experiments.validation.score import Scored, gpu_types, group_by, is_fitted
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import LEFT_OUT, RUNS, shipped_measurements
 from hexiopt.errors import InputError
@@ -139,7 +139,7 @@ def fit(
         for k, entry in enumerate(measured):
             key = (same[k], tuple(trial[name] for name in touches[k]))
             if key not in known:
-                known[key] = _predicted(entry, trial)
+                known[key] = _prediction(entry, trial)
             predictions.append(known[key])
         if progress is not None and task is not None:
             progress.advance(task)
@@ -163,11 +163,11 @@ def fit(
     return {name: float(f"{value:.4g}") for name, value in values(solved.x).items()}
 
 
-def _predicted(entry: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
+def _prediction(entry: Case | MeasuredLayer, values: Mapping[str, float]) -> float:
     return (
         sum(predicted_s(entry, values))
         if isinstance(entry, MeasuredLayer)
-        else in_metric(entry, predicted(entry, values).step_time_s)
+        else in_metric(entry, predict(entry, values).step_time_s)
     )
 
 
@@ -243,24 +243,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cases(path: Path) -> list[Case]:
-    given, found = shipped_measurements(), []
+    given, cases = shipped_measurements(), []
     for row in read_rows(path):
         if is_fitted(row):
             try:
-                found.append(case_of(row, given))
+                cases.append(case_of(row, given))
             except InexpressibleError:
                 continue
-    return found
+    return cases
 
 
 def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progress: Progress) -> list[tuple[str, ...]]:
     """Median errors of each source's rows by GPU type and precision: of the constants in use, and of constants fitted
     without these rows, with the interval that holds the latter in nine of ten resamples."""
     rows: list[tuple[str, ...]] = []
-    sources = grouped(cases, lambda case: case.row.source)
+    sources = group_by(cases, lambda case: case.row.source)
     for source, those in progress.track(sources.items(), description="sources"):
         without = fit([case for case in cases if case.row.source != source], layers, near=constant_values())
-        for kind, alike in grouped(those, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
+        for kind, alike in group_by(those, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
             inside, outside = (_errors(alike, values) for values in (constant_values(), without))
             low, high = outside.median_interval_percent
             errors = (f"{inside.median_percent:.1f}", f"{outside.median_percent:.1f}", f"{low:.1f} to {high:.1f}")
@@ -269,7 +269,7 @@ def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progr
 
 
 def _errors(cases: Sequence[Case], values: Mapping[str, float]) -> Scored:
-    return Scored.of([(case, in_metric(case, predicted(case, values).step_time_s)) for case in cases])
+    return Scored.of([(case, in_metric(case, predict(case, values).step_time_s)) for case in cases])
 
 
 def calibration_yaml(values: Mapping[str, float], cases: Sequence[Case], layers: Sequence[MeasuredLayer] = ()) -> str:

@@ -63,10 +63,10 @@ def _of_one_type(rows: Frame) -> Frame:
 
 
 def _newest(root: Path) -> Path:
-    found = newest_sweep(root)
-    if found is None:
+    folder = newest_sweep(root)
+    if folder is None:
         raise InputError(f"collect.folders: [] and there is no sweep in {root}/; name the folders of a sweep")
-    return found
+    return folder
 
 
 if __name__ == "__main__":

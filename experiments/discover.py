@@ -38,7 +38,7 @@ def run(job: Job) -> float:
         raise InputError(f"discover: no input is given; state discover.{{{options}}}=FILE")
     discovery = discover(config.name, texts)
     open_keys = list(unknowns(discovery.cluster))
-    passed_over = _passed_over(discovery)
+    passed_over = _omissions(discovery)
     head = ["Written by hexiopt discover."]
     if open_keys:
         head.append("null marks what no input states: hexiopt profile measures it.")
@@ -54,21 +54,21 @@ def run(job: Job) -> float:
     return float("nan")
 
 
-def _passed_over(discovery: Discovery) -> list[str]:
+def _omissions(discovery: Discovery) -> list[str]:
     """What is not in the cluster, a line for each reason."""
     lines = [f"Note: {remark}" for remark in discovery.remarks]
     if discovery.without_gpus:
-        lines.append(f"Left out, without GPUs: {_listed(discovery.without_gpus)}")
+        lines.append(f"Left out, without GPUs: {_enumerate(discovery.without_gpus)}")
     by_state: dict[str, list[str]] = {}
     for name, state in discovery.out_of_service.items():
         by_state.setdefault(state, []).append(name)
-    states = [f"{_listed(names)} ({state})" for state, names in by_state.items()]
+    states = [f"{_enumerate(names)} ({state})" for state, names in by_state.items()]
     if states:
         lines.append(f"Left out, not in service: {'; '.join(states)}")
     return lines
 
 
-def _listed(names: Iterable[str]) -> str:
+def _enumerate(names: Iterable[str]) -> str:
     lists = compress(names)
     return ", ".join(lists[:10]) + (f" and {len(lists) - 10:,} more" if len(lists) > 10 else "")
 

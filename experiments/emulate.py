@@ -41,7 +41,7 @@ def run(job: Job) -> float:
     if find_spec("torch") is None:
         raise InputError("emulate: needs torch; install hexiopt[train]")
     from experiments.lab.emulate.bench import EmulationBench
-    from experiments.lab.emulate.fabric import unsupported
+    from experiments.lab.emulate.fabric import network_hindrance
     from experiments.lab.emulate.stand_in import divisors
     from experiments.reports.emulated import Emulated, draw_emulated, emulated_csv, emulated_table
     from hexiopt.report.table import headline
@@ -64,7 +64,7 @@ def run(job: Job) -> float:
         check_trainable(str(job.config.plan), given)
         entries.append(_Entry("plan", given.plan, PlanPricer(problem).price(given.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
-    hindrance = unsupported(problem.cluster)
+    hindrance = network_hindrance(problem.cluster)
     if config.network and hindrance is not None:
         raise InputError(f"emulate.network: {hindrance}; take emulate.network=false, which leaves links as they are")
     shaped = hindrance is None if config.network is None else config.network
@@ -79,7 +79,7 @@ def run(job: Job) -> float:
             for entry in entries:
                 if interrupt.pressed:
                     break
-                steps = bench.paced(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
+                steps = bench.paced_steps(entry.plan, entry.cost, config.steps, dilation, shaped=shaped)
                 rows.append(Emulated(entry.name, entry.cost.step_time_s, steps.seconds, steps.late))
                 job.show(f"{entry.name}: predicted {rows[-1].predicted_s:.3f} s, measured {rows[-1].measured_s:.3f} s")
         except TrainingFailedError as error:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from experiments.app.cli import main
 from experiments.app.common import Job, NoPlanError, interrupt
-from experiments.app.own_files import FILE_CHOICES, typed
+from experiments.app.own_files import FILE_CHOICES, shell_override
 from hexiopt import Verdict, fit, verdict
 from hexiopt.errors import InputError
 from hexiopt.files.cluster_yaml import cluster_text
@@ -86,10 +86,10 @@ def _text(job: Job, answer: Verdict, written: list[str]) -> str:
     lines = [str(answer)]
     if answer.plan is not None:
         trained = not training_notes(answer.problem, answer.plan)
-        steps = [f"hexiopt train {typed('plan', job.folder / 'plan.json')}"] if trained else []
+        steps = [f"hexiopt train {shell_override('plan', job.folder / 'plan.json')}"] if trained else []
         steps.append(f"hexiopt plan {' '.join(_as_typed(job.overrides))}  (a longer search)")
         lines += [f"{'' if number else 'next':<7}{step}" for number, step in enumerate(steps)]
-    return "\n".join([*lines, f"files  {typed('', job.folder).lstrip('=')}: {', '.join(written)}"])
+    return "\n".join([*lines, f"files  {shell_override('', job.folder).lstrip('=')}: {', '.join(written)}"])
 
 
 def _as_typed(overrides: Sequence[str]) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _as_typed(overrides: Sequence[str]) -> Iterator[str]:
         group, _, rest = key.partition(".")
         if rest == "path" and group in FILE_CHOICES:
             name = value.strip("'")
-            yield typed(group, Path(name)) if Path(name).exists() else f"{group}={name}"
+            yield shell_override(group, Path(name)) if Path(name).exists() else f"{group}={name}"
         elif value != FILE_CHOICES.get(group) and group not in ("fit", "print", "hydra", "solver"):
             yield override.lstrip("+")
 

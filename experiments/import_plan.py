@@ -42,7 +42,7 @@ def run(job: Job) -> float:
         config.workload.workload(),
         ranks=config.ranks,
         space=config.plan_space(),
-        precedence=_stated(job),
+        precedence=_stated_keys(job),
     )
     cost = price(plan.problem, plan, str(path))
     job.write_json("plan.json", plan.to_dict())
@@ -59,7 +59,7 @@ def run(job: Job) -> float:
     return cost.step_time_s
 
 
-def _stated(job: Job) -> frozenset[str]:
+def _stated_keys(job: Job) -> frozenset[str]:
     """The keys of the workload that the command line states."""
     keys = (override.lstrip("+").partition("=")[0] for override in job.overrides)
     return frozenset(key.removeprefix("workload.") for key in keys if key.startswith("workload."))
@@ -108,7 +108,7 @@ def _better(job: Job, trainer: Trainer, layout: PlacedPlan, misfits: bool) -> li
 
 def _open_problem(job: Job, problem: Problem) -> Problem:
     """The problem with the choices open that the file made, and not the user."""
-    choices: dict[str, Any] = {key: AUTO for key in ("recompute", "schedule") if key not in _stated(job)}
+    choices: dict[str, Any] = {key: AUTO for key in ("recompute", "schedule") if key not in _stated_keys(job)}
     return replace(problem, workload=replace(problem.workload, **choices))
 
 

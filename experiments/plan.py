@@ -68,13 +68,13 @@ def _over_the_best_type(job: Job, plan: PlacedPlan) -> str | None:
     if len(types) == 1:
         return None
     best = 0.0, ""
-    for own in types:
-        others = tuple(machine.name for machine in machines if machine.gpu.name != own)
+    for gpu_type in types:
+        others = tuple(machine.name for machine in machines if machine.gpu.name != gpu_type)
         alone = problem.replace(space=problem.space.replace(exclude=(*problem.space.exclude, *others)))
         solution = search(job, alone)
         if solution.cost is not None:
-            count = sum(machine.num_gpus for machine in machines if machine.gpu.name == own)
-            best = max(best, (solution.cost.tokens_per_s, f"{count:,} {own}"))
+            count = sum(machine.num_gpus for machine in machines if machine.gpu.name == gpu_type)
+            best = max(best, (solution.cost.tokens_per_s, f"{count:,} {gpu_type}"))
     tokens_per_s = plan.cost.tokens_per_s
     together = f"Together the {len(problem.usable_devices):,} GPUs process {tokens_per_s:,.0f} tokens/s"
     if not best[1]:

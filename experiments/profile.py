@@ -26,7 +26,7 @@ def run(job: Job) -> float:
     """Measure and write. Raises InputError, and FailedError where a process ends too early."""
     if find_spec("torch") is None:
         raise InputError("profile: needs torch; install hexiopt[train]")
-    from experiments.lab.profile.local import MeasuringFailedError, measured_here
+    from experiments.lab.profile.local import MeasuringFailedError, measure_here
     from experiments.lab.profile.rank import Request, measure
     from experiments.lab.profile.result import check_base
     from experiments.reports.progress import MeasuringProgress
@@ -44,7 +44,7 @@ def run(job: Job) -> float:
             if place is not None:
                 measure(request, place, tell, conclude, check)
                 return float("nan")
-            measured = measured_here(request, tell, check)
+            measured = measure_here(request, tell, check)
     except MeasuringFailedError as error:
         raise FailedError(str(error)) from None
     conclude(measured)

@@ -229,20 +229,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--solvers", nargs="+", choices=known, default=known, metavar="SOLVER")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="problems at the same time (default: cores)")
     options = parser.parse_args(argv)
-    console, found = Console(width=None if sys.stdout.isatty() else 150), 0
+    console, num_violations = Console(width=None if sys.stdout.isatty() else 150), 0
     tallies: dict[str, Tally] = {name: Tally() for name in options.solvers}
     seeds = range(options.seed, options.seed + options.problems)
-    one = partial(run, solvers=options.solvers, steps=options.steps)
+    run_seed = partial(run, solvers=options.solvers, steps=options.steps)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for own, wrong in track(pool.map(one, seeds), "random problems", options.problems, console=console):
-            for name, tally in own.items():
+        for seed_tallies, wrong in track(
+            pool.map(run_seed, seeds), "random problems", options.problems, console=console
+        ):
+            for name, tally in seed_tallies.items():
                 tallies[name].add(tally)
-            found += len(wrong)
+            num_violations += len(wrong)
             for text in wrong:
                 console.print(text, highlight=False, markup=False)
     console.print(summary(tallies))
-    console.print(f"{options.problems} random problems, {found} violations", highlight=False)
-    return 1 if found else 0
+    console.print(f"{options.problems} random problems, {num_violations} violations", highlight=False)
+    return 1 if num_violations else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from experiments.app.cli import main
 from experiments.app.common import FailedError, Job, StoppedError, interrupt, plan_of, search
-from experiments.app.own_files import typed
+from experiments.app.own_files import shell_override
 from experiments.app.reports import show_plan, show_training, write_plan
 from experiments.app.verb_config import TrainConfig
 from experiments.measure.profiled import on_profiled
@@ -76,14 +76,14 @@ def run(job: Job) -> float:
             f"train.trace_steps: {config.trace_steps} after the first {TRACE_AFTER} are more than the "
             f"{config.steps - reached} steps of this run; trace fewer, or raise train.steps"
         )
-    plan = _planned(job, problem, "plan.json") if plan_file is None else Path(str(job.config.plan)).absolute()
+    plan = _find_plan(job, problem, "plan.json") if plan_file is None else Path(str(job.config.plan)).absolute()
     if interrupt.pressed:  # the search, whose best plan is kept
         return float("nan")
     plan_file = plan_file or read_plan(plan)
     check_trainable(plan, plan_file, document_masking=config.document_masking)
     _computing_on(job, plan_file.problem, plan_file.plan)  # refuses a profile that does not suit before the run
-    own = {"seed": seed, "separator": None, "validation_share": config.validation_share, "lora_alpha": alpha}
-    settings = Settings.of(vars(config) | own)
+    derived = {"seed": seed, "separator": None, "validation_share": config.validation_share, "lora_alpha": alpha}
+    settings = Settings.of(vars(config) | derived)
     with TokenisingProgress(quiet=job.in_sweep) as on_tokens:
         started = prepared_run(
             plan,
@@ -142,7 +142,7 @@ def _join(master: str | None, machine: str) -> float:
     return float("nan")
 
 
-def _planned(job: Job, problem: Problem, name: str) -> Path:
+def _find_plan(job: Job, problem: Problem, name: str) -> Path:
     """Find a plan and write it; returns its path."""
     plan = plan_of(search(job, problem))
     write_plan(job, plan, name)
@@ -150,7 +150,7 @@ def _planned(job: Job, problem: Problem, name: str) -> Path:
     return job.folder.absolute() / name
 
 
-def _replanned(
+def _find_plan_without(
     job: Job, problem: Problem, lost: Sequence[str], before: Path, checkpoint: Path | None, name: str
 ) -> Path:
     """The plan for `problem` without `lost` devices that reaches the last step first, after the plan `before` and from
@@ -219,7 +219,7 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     numbers = count(1)
 
     def replan(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
-        return _replanned(job, problem, lost, before, checkpoint, f"replanned-{next(numbers)}.json")
+        return _find_plan_without(job, problem, lost, before, checkpoint, f"replanned-{next(numbers)}.json")
 
     goes_on = started.resume is not None and started.resume.parent == started.checkpoints
     with (
@@ -255,7 +255,7 @@ def _how_to_resume(run: "TrainingRun", session: "Session") -> str:
     if last is None:
         first = f", before the first checkpoint (train.checkpoint_every={run.settings.checkpoint_every})"
         return at + (first if session.steps else "")
-    return f"{at}; resume with {typed('train.resume', last)}"
+    return f"{at}; resume with {shell_override('train.resume', last)}"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.reports.validation import draw_validation, errors_table, left_out_table, validation_csv
 from experiments.validation.cases import Given
-from experiments.validation.errors import held_out, write_errors
+from experiments.validation.errors import held_out_lines, write_errors
 from experiments.validation.features import states_feature
-from experiments.validation.own import tried_plans
+from experiments.validation.own import price_trials
 from experiments.validation.rows import Row
 from experiments.validation.runs import FAMILY, GPU_TYPE, Runs, layer_errors
 from experiments.validation.score import Scored
@@ -32,12 +32,12 @@ def run(job: Job) -> float:
     """Predict every row; returns the mean error in percent. Raises InputError where no row can be predicted."""
     path = Path(job.config.data) if job.config.data else RUNS
     if path.suffix == ".json":
-        return tried_plans(job, path)
-    given = _given(job)
+        return price_trials(job, path)
+    given = _measurements(job)
     with Progress(transient=True, disable=job.in_sweep) as progress:
         runs = Runs.of(path, given, lambda rows: progress.track(rows, description="predicting"))
     if not runs.priced:
-        reasons = ", ".join(f"{reason} ({len(lines)})" for reason, lines in runs.skipped.items())
+        reasons = ", ".join(f"{reason} ({len(lines)})" for reason, lines in runs.skipped_lines.items())
         raise InputError(f"{path}: none of its {len(runs.rows)} rows can be predicted: {reasons}")
     job.write("validation.csv", validation_csv(runs.predictions))
     if job.config.validate.errors:
@@ -53,11 +53,11 @@ def run(job: Job) -> float:
     ):
         if errors:
             job.show("", errors_table(errors, title))
-    if runs.skipped:
-        job.show("", left_out_table(runs.skipped))
+    if runs.skipped_lines:
+        job.show("", left_out_table(runs.skipped_lines))
     job.show(*(f"note: {note}" for note in _notes(path, runs.rows)))
-    job.show("", *held_out(runs.priced))
-    overall = Scored.of(runs.known)
+    job.show("", *held_out_lines(runs.priced))
+    overall = Scored.of(runs.predicted_metrics)
     job.show("", f"{len(runs.priced)} of {len(runs.rows)} rows predicted: mean error {overall.mean_percent:.1f} %.")
     written = ["validation.csv"]
     if job.pictures:
@@ -75,7 +75,7 @@ def _notes(path: Path, rows: Sequence[Row]) -> Iterator[str]:
     yield from Ledger(str(path), dict.fromkeys(sorted(columns)), Vocabulary(harmless)).notes()
 
 
-def _given(job: Job) -> Given:
+def _measurements(job: Job) -> Given:
     """The measurements to predict with. Raises InputError."""
     config, shipped = job.config.validate, shipped_measurements()
     profile, network = shipped.profile, shipped.network

@@ -180,12 +180,12 @@ class Job:
         chosen = {"solver": config.name, **config.options()} if solver is None else {"solver": solver}
         return limits | chosen | {"progress": self.progress}
 
-    def plan_file(self, *own: str) -> PlanFile:
-        """The plan file `plan=...`; `own` are keys that concern the verb, not the file.
+    def plan_file(self, *verb_keys: str) -> PlanFile:
+        """The plan file `plan=...`; `verb_keys` concern the verb, not the file.
 
         Raises InputError, also where an override concerns what the file holds.
         """
-        return self._plan_file([key for key in _NOT_BESIDE_A_PLAN if key not in own])
+        return self._plan_file([key for key in _NOT_BESIDE_A_PLAN if key not in verb_keys])
 
     def priced_plan(self) -> PlacedPlan:
         """The plan of the file `plan=...`, priced. Raises InputError as `plan_file`, and where it breaks a rule."""
@@ -203,7 +203,7 @@ class Job:
         data = problem_to_dict(file.problem)
         chosen = self.choices.get("cluster") is not None
         if chosen or self.config.cluster:
-            changed = overlay(_inheriting(data["cluster"]), self.config.cluster)
+            changed = overlay(_inherit_rates(data["cluster"]), self.config.cluster)
             section = self._section("cluster") if chosen else Section(changed, "cluster")
             data["cluster"] = cluster_to_dict(cluster_from_section(section, self._profile_folder()))
         preset = None
@@ -255,8 +255,8 @@ class Job:
     def _profile_folder(self) -> Path:
         """The folder that paths in the cluster file are relative to: the file's, unless an override gives one."""
         stated = {"profile", "calibration"} & set(self.config.cluster or ())
-        own = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not stated
-        return Path(self.config.cluster["path"]).parent if own else Path()
+        relative_to_file = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not stated
+        return Path(self.config.cluster["path"]).parent if relative_to_file else Path()
 
     def _model_name(self) -> str | None:
         """The name of a user's model whose file states none."""
@@ -305,17 +305,19 @@ class Job:
                 print(os.path.relpath(self.folder / name))
 
 
-def _inheriting(cluster: dict[str, Any]) -> dict[str, Any]:
+def _inherit_rates(cluster: dict[str, Any]) -> dict[str, Any]:
     """A cluster's mapping in which machines state only network rates that are not the cluster's own."""
     common = {f"nic_{key}": value for key, value in cluster["inter_machine"].items()}
-    own = [{k: v for k, v in machine.items() if k not in common or v != common[k]} for machine in cluster["machines"]]
-    return {**cluster, "machines": own}
+    machines = [
+        {k: v for k, v in machine.items() if k not in common or v != common[k]} for machine in cluster["machines"]
+    ]
+    return {**cluster, "machines": machines}
 
 
 def config_names(group: str) -> list[str]:
     """The names of the configurations in a group."""
-    found = (entry.name for entry in files(own_package("conf")).joinpath(group).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+    names = (entry.name for entry in files(own_package("conf")).joinpath(group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def overlay(base: Any, over: Any) -> Any:

@@ -48,22 +48,22 @@ _WIDE = Path.home() / ".cache" / "numba"  # where numba keeps what it cannot kee
 
 def compile_once() -> None:
     """Run `main`, and say so, where numba's cache lacks a kernel or has one of older sources."""
-    if next(missing(), None) is not None:
+    if next(missing_kernels(), None) is not None:
         when = "before the search and its time limit begin (make install does it too)"
         print(f"hexiopt: compiling once, for one to three minutes, {when}", file=sys.stderr, flush=True)
         main()
 
 
-def missing() -> Iterator[str]:
+def missing_kernels() -> Iterator[str]:
     """The kernels that numba would compile. Importing one compiles it, so this reads names and times of files."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return
-    own = os.environ.get("NUMBA_CACHE_DIR")
-    elsewhere = list((Path(own) if own else _WIDE).rglob("*.nbi"))
+    cache_folder = os.environ.get("NUMBA_CACHE_DIR")
+    elsewhere = list((Path(cache_folder) if cache_folder else _WIDE).rglob("*.nbi"))
     for source in SOURCES:
         path = _ROOTS[source.partition("/")[0]] / source
         text, changed_s = path.read_text(encoding="utf-8"), path.stat().st_mtime
-        files = [*elsewhere, *([] if own else (path.parent / "__pycache__").glob("*.nbi"))]
+        files = [*elsewhere, *([] if cache_folder else (path.parent / "__pycache__").glob("*.nbi"))]
         there = {file.name.partition(".py3")[0] for file in files if file.stat().st_mtime >= changed_s}
         for kernel in _KERNEL.finditer(text):
             if f"{path.stem}.{kernel[1]}-{text.count(chr(10), 0, kernel.start()) + 1}" not in there:
@@ -86,7 +86,7 @@ def check_all() -> None:
     """Run `main`. Exits with a line where a part failed, or calls none of the functions that need a kernel."""
     if failed := main():
         sys.exit(f"compiling: failed: {', '.join(failed)}; the error stands above")
-    if left := list(missing()):
+    if left := list(missing_kernels()):
         sys.exit(f"compiling: no part of kernels.py calls {', '.join(left)}; add the calls there")
 
 

@@ -39,7 +39,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.solving import MAX_SEED, MAX_STEPS, MAX_TIME_LIMIT_S
 
-_FREEDOMS = {one.name for one in fields(Space)} - {*BOUNDS}
+_FREEDOMS = {freedom.name for freedom in fields(Space)} - {*BOUNDS}
 _PROBLEM = ("cluster", "gpus", "network", "model", "workload", "space", "constraints")
 _SEARCH = (*_PROBLEM, "solver", "seed")
 _PRICED = (*_SEARCH, "pricer")
@@ -74,14 +74,14 @@ _SHAPES: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass
-class LoraConfig(node_of(Lora, {one.name for one in fields(Lora)} - {"targets"})):  # type: ignore[misc]
+class LoraConfig(node_of(Lora, {key.name for key in fields(Lora)} - {"targets"})):  # type: ignore[misc]
     """The fields of `hexiopt.problem.lora.Lora`; `targets` is a word or a list."""
 
     targets: Any = Lora.targets
 
 
 @dataclass
-class WorkloadConfig(node_of(Workload, {one.name for one in fields(Workload)} - {"lora"})):  # type: ignore[misc]
+class WorkloadConfig(node_of(Workload, {key.name for key in fields(Workload)} - {"lora"})):  # type: ignore[misc]
     """The fields of `hexiopt.problem.workload.Workload`."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -112,8 +112,14 @@ class SolverConfig:
 
     def options(self) -> dict[str, Any]:
         """The solver's parameters that differ from their defaults, as `solvers.registry.make_solver` takes them."""
-        own = [one for one in fields(self) if one.name not in ("name", "time_limit_s", "max_steps")]
-        return {one.name: getattr(self, one.name) for one in own if getattr(self, one.name) != _default(one)}
+        parameters = [
+            parameter for parameter in fields(self) if parameter.name not in ("name", "time_limit_s", "max_steps")
+        ]
+        return {
+            parameter.name: getattr(self, parameter.name)
+            for parameter in parameters
+            if getattr(self, parameter.name) != _default(parameter)
+        }
 
 
 def _default(parameter: Field[Any]) -> Any:
@@ -160,8 +166,8 @@ class Keys:
     constraints: ConstraintsConfig
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            _check(one.name, getattr(self, one.name), self.verb)
+        for key in fields(self):  # type: ignore[arg-type]
+            _check(key.name, getattr(self, key.name), self.verb)
 
     def plan_space(self) -> Space:
         """The plan space, of a verb that reads it. Raises InputError."""

@@ -18,7 +18,7 @@ from omegaconf.errors import (
 from experiments.app.common import RunOutcome, failure
 from experiments.app.config import Config
 from experiments.app.own_files import FILE_CHOICES
-from experiments.app.verb_help import unread
+from experiments.app.verb_help import refusal
 from hexiopt.errors import InputError, did_you_mean
 from solvers.registry import known
 
@@ -53,7 +53,7 @@ def config_of(cfg: DictConfig, verb: str) -> Config:
 
 
 def _strays(config: Any, prefix: str = "") -> Iterator[str]:
-    names = {one.name for one in fields(config)}
+    names = {key.name for key in fields(config)}
     for name, value in vars(config).items():
         if name not in names:
             yield prefix + name
@@ -69,9 +69,9 @@ def one_line(error: BaseException, verb: str) -> str:
         chain.append(link)
         link = link.__cause__ or link.__context__
     for part in chain:
-        said = _said(part, verb)
-        if said:
-            return " ".join(said.split())
+        message = _message(part, verb)
+        if message:
+            return " ".join(message.split())
     texts = [str(part).splitlines()[0].rstrip(".") for part in chain if str(part)] or [type(error).__name__]
     if texts[0].startswith(_MERGING):
         override = texts[0].removeprefix(_MERGING).lstrip("+")
@@ -79,7 +79,7 @@ def one_line(error: BaseException, verb: str) -> str:
     return f"{texts[0]}; see --help for groups and keys"
 
 
-def _said(error: BaseException, verb: str) -> str | None:
+def _message(error: BaseException, verb: str) -> str | None:
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
@@ -101,15 +101,15 @@ def _said(error: BaseException, verb: str) -> str | None:
     if isinstance(error, MissingMandatoryValue):
         key = getattr(error, "full_key", None) or str(error).rsplit(": ", 1)[-1]
         return f"{key}: is missing; state {key}=..."
-    said = str(error)
-    if said.startswith("Could not append to config"):
-        key = said.partition("'")[2].partition("'")[0]
+    message = str(error)
+    if message.startswith("Could not append to config"):
+        key = message.partition("'")[2].partition("'")[0]
         return f"{key}: exists already; remove the + before it"
-    if said.startswith("Ambiguous value for argument"):
-        argument = said.splitlines()[0].removeprefix("Ambiguous value for argument ").strip("'")
+    if message.startswith("Ambiguous value for argument"):
+        argument = message.splitlines()[0].removeprefix("Ambiguous value for argument ").strip("'")
         return f"{argument!r}: has several values; sweep over them with -m, or write a list as key=[a,b]"
-    if said.startswith("Sweep parameters "):
-        override = said.removeprefix("Sweep parameters ").split(" requires")[0]
+    if message.startswith("Sweep parameters "):
+        override = message.removeprefix("Sweep parameters ").split(" requires")[0]
         return f"{override}: has several values; sweep over them with -m"
     return None
 
@@ -127,7 +127,7 @@ def _unknown_choice(error: MissingConfigException) -> str | None:
 def _unknown_key(error: ConfigAttributeError | ConfigKeyError, verb: str) -> str | None:
     key = str(error.full_key or error.key or "")
     parent = error.parent_node
-    if of_others := unread(verb, key):
+    if of_others := refusal(verb, key):
         return of_others
     if not key or not OmegaConf.is_dict(parent):
         return None
@@ -143,6 +143,6 @@ def _unknown_key(error: ConfigAttributeError | ConfigKeyError, verb: str) -> str
 
 def _keys_of(config: Any, group: str) -> list[Any]:
     """The keys of a group of the configuration; of `cluster` and `model`, which are free, none."""
-    found = config._get_node(group)
-    typed = OmegaConf.is_dict(found) and not found._is_none() and not found._is_missing() and group not in FILE_CHOICES
-    return list(found) if typed else []
+    node = config._get_node(group)
+    typed = OmegaConf.is_dict(node) and not node._is_none() and not node._is_missing() and group not in FILE_CHOICES
+    return list(node) if typed else []

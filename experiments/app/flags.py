@@ -62,9 +62,9 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 def words(flags: argparse.Namespace) -> list[str]:
     """The flags, without overrides, as Hydra's own parser takes them."""
-    found: list[str] = []
+    arguments: list[str] = []
     for flag in (*_SWITCHES, *_VALUES, "--info"):
         value = getattr(flags, flag.removeprefix("--").replace("-", "_"))
         if value:
-            found += [flag] if value is True else [flag, value]
-    return found
+            arguments += [flag] if value is True else [flag, value]
+    return arguments

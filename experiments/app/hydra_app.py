@@ -21,7 +21,7 @@ from experiments.app.config_errors import config_of, outcome_of
 from experiments.app.flags import parse, words
 from experiments.app.own_files import with_own_files
 from experiments.app.terminal import plain_warnings
-from experiments.app.verb_help import help_text, refuse_unread, unread
+from experiments.app.verb_help import help_text, refusal, refuse_unread
 from hexiopt.errors import InputError
 from hexiopt.own_packages import own_package
 
@@ -39,7 +39,7 @@ def run(verb: str, args: Sequence[str]) -> int:
     except Exception as error:
         outcome = outcome_of(error, verb)
         experiments = [word for word in args if word.startswith("experiment=")]
-        if experiments and outcome.message == unread(verb, outcome.message.partition(":")[0]):  # not typed
+        if experiments and outcome.message == refusal(verb, outcome.message.partition(":")[0]):  # not typed
             outcome.message = f"{', '.join(experiments)}: {outcome.message}"
         return outcome.report()
 
@@ -86,12 +86,12 @@ def _arguments(args: Sequence[str]) -> Iterator[None]:
 
 
 def _help(verb: str, flags: argparse.Namespace, overrides: list[str]) -> str:
-    own = [] if flags.config_dir is None else [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"]
+    search_path = [] if flags.config_dir is None else [f"hydra.searchpath=[file://{Path(flags.config_dir).absolute()}]"]
     with hydra.initialize_config_module(own_package("conf"), job_name=verb, version_base=_VERSION):
-        config = hydra.compose(flags.config_name or verb, [*overrides, *own], return_hydra_config=True)
+        config = hydra.compose(flags.config_name or verb, [*overrides, *search_path], return_hydra_config=True)
         groups = [group for group in config.hydra.runtime.choices if group.partition("/")[0] != "hydra"]
         loader = GlobalHydra.instance().config_loader()
-        options = {group: loader.get_group_options(group, overrides=own) for group in sorted(groups)}
+        options = {group: loader.get_group_options(group, overrides=search_path) for group in sorted(groups)}
     return help_text(verb, config, options)
 
 

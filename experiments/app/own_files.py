@@ -21,12 +21,12 @@ _PLAIN = re.compile(r"[\w./-]+")
 _DEVICE_KEY = re.compile(r"([A-Za-z0-9_.-]+):([0-9]+)\s*:")
 
 
-def typed(key: str, path: Path) -> str:
+def shell_override(key: str, path: Path) -> str:
     """An override that names a file, as it is typed in a shell: relative to the working directory."""
     name = os.path.relpath(path)
     if _PLAIN.fullmatch(name):
         return f"{key}={name}"
-    word = f"{key}={_quoted(name)}"
+    word = f"{key}={_quote(name)}"
     return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'
 
 
@@ -38,10 +38,10 @@ def with_own_files(overrides: Sequence[str], config_dir: str | None = None) -> l
     `config_dir`. A sweep may list several. Raises InputError for a file that does not exist, and for a list of both
     names and files.
     """
-    return [rewritten for override in overrides for rewritten in _rewritten(override, config_dir)]
+    return [rewritten for override in overrides for rewritten in _rewrite(override, config_dir)]
 
 
-def _rewritten(override: str, config_dir: str | None) -> Iterator[str]:
+def _rewrite(override: str, config_dir: str | None) -> Iterator[str]:
     group, _, value = override.partition("=")
     if group in _BY_DEVICE:
         yield group + "=" + _DEVICE_KEY.sub(r"\1\\:\2:", value)
@@ -58,16 +58,16 @@ def _rewritten(override: str, config_dir: str | None) -> Iterator[str]:
         name = next(part for part in listed if part not in files)
         raise InputError(f"{override}: {name!r} is a name and {files[0]!r} a file; sweep over names or over files")
     for file in files:
-        if group == "model" and is_hub_name(_unquoted(file)):
+        if group == "model" and is_hub_name(_unquote(file)):
             continue
-        if not (path := Path(_unquoted(file)).expanduser()).exists():
+        if not (path := Path(_unquote(file)).expanduser()).exists():
             raise InputError(f"{group}={file}: the file {str(path)!r} does not exist; check the path")
     yield f"{group}={FILE_CHOICES[group]}"
-    yield f"{group}.path={','.join(_quoted(_unquoted(file)) for file in files)}"
+    yield f"{group}.path={','.join(_quote(_unquote(file)) for file in files)}"
 
 
 def _is_file(group: str, value: str, config_dir: str | None) -> bool:
-    value = _unquoted(value)
+    value = _unquote(value)
     if not value or "${" in value or value in (*shipped_names(group), FILE_CHOICES[group]):
         return False
     if config_dir is not None and Path(config_dir, group, value).with_suffix(".yaml").exists():
@@ -78,11 +78,11 @@ def _is_file(group: str, value: str, config_dir: str | None) -> bool:
     return value.endswith(_SUFFIXES) or "/" in value or path.exists()
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """The path as a quoted string of Hydra's grammar."""
     text = str(Path(path).expanduser()).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"

@@ -41,39 +41,39 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Rewrite links to files of the project as links to pages of the site."""
-    return with_formulas(linked(markdown, page.file.src_uri))
+    return with_formulas(with_links(markdown, page.file.src_uri))
 
 
-def linked(markdown: str, page: str) -> str:
+def with_links(markdown: str, page: str) -> str:
     """The text of the page `page` of the site, with links that hold there."""
     homes = {made: source for source, made in pages().items()}
     home = posixpath.dirname(homes.get(page, f"docs/{page}"))
 
-    def moved(match: re.Match[str]) -> str:
-        said, target, anchor = match[1], match[2], match[3] or ""
+    def move_link(match: re.Match[str]) -> str:
+        label, target, anchor = match[1], match[2], match[3] or ""
         if ":" in target or (page.startswith("notebooks/") and target.startswith("output_")):
             return match[0]
         source = posixpath.normpath(posixpath.join(home, target))
         site = pages().get(source) or (source.removeprefix("docs/") if source.startswith("docs/") else None)
         if site is None or not site.endswith((".md", ".png")):
-            return said.strip("![]") if (ROOT / source).exists() else match[0]
-        return f"{said}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
+            return label.strip("![]") if (ROOT / source).exists() else match[0]
+        return f"{label}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
 
-    return "".join(part if fenced else _LINK.sub(moved, part) for fenced, part in _fences(markdown))
+    return "".join(part if fenced else _LINK.sub(move_link, part) for fenced, part in _fences(markdown))
 
 
 def with_formulas(markdown: str) -> str:
     """The text with each $formula$ and $$formula$$ as MathML."""
     from latex2mathml.converter import convert
 
-    def drawn(match: re.Match[str]) -> str:
+    def draw_formula(match: re.Match[str]) -> str:
         if match["code"]:
             return match["code"]
         display = "block" if match["block"] else "inline"
         made = convert(match["block"] or match["inline"], display=display)
         return made if match["block"] else f"<span>{made}</span>"  # else a line that begins with it would be a block
 
-    return "".join(part if fenced else _FORMULA.sub(drawn, part) for fenced, part in _fences(markdown))
+    return "".join(part if fenced else _FORMULA.sub(draw_formula, part) for fenced, part in _fences(markdown))
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:

@@ -28,9 +28,12 @@ def schema(name: str) -> type[SolverConfig]:
     common: list[tuple[str, Any, Any]] = [("name", str, field(default=name))]
     if made.capabilities.kind == "oracle":
         common.append(("time_limit_s", float, field(default=ORACLE_TIME_LIMIT_S)))
-    own = [(one.name, _typed(one.name, hints[one.name]), _default(one)) for one in parameters(made)]
+    options = [
+        (parameter.name, _checked_type(parameter.name, hints[parameter.name]), _default(parameter))
+        for parameter in parameters(made)
+    ]
     bases = make_dataclass("Named", common, bases=(SolverConfig,))
-    return make_dataclass(f"{name.title()}Config", own, bases=(bases,))
+    return make_dataclass(f"{name.title()}Config", options, bases=(bases,))
 
 
 def register(names: Iterable[str] | None = None) -> None:
@@ -48,7 +51,7 @@ def _default(parameter: Field[Any]) -> Any:
     return field(default=parameter.default) if factory is MISSING else field(default_factory=factory)
 
 
-def _typed(name: str, hint: Any) -> Any:
+def _checked_type(name: str, hint: Any) -> Any:
     """The type that OmegaConf checks; types that it does not support are left to the solver."""
     if get_origin(hint) is Literal:
         return type(get_args(hint)[0])

@@ -160,9 +160,15 @@ def _ask(cfg: DictConfig, loader: ConfigLoader) -> None:
     if str(sweeper.get("_target_", "")).endswith("BasicSweeper"):
         params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
         values: dict[str, list[str]] = {}
-        for one in OverridesParser.create(config_loader=loader).parse_overrides([*params, *overrides_of(cfg.hydra)]):
-            swept = one.sweep_string_iterator() if one.is_sweep_override() else [one.get_value_element_as_str()]
-            key = one.get_key_element()
+        for override in OverridesParser.create(config_loader=loader).parse_overrides(
+            [*params, *overrides_of(cfg.hydra)]
+        ):
+            swept = (
+                override.sweep_string_iterator()
+                if override.is_sweep_override()
+                else [override.get_value_element_as_str()]
+            )
+            key = override.get_key_element()
             values[key] = [f"{key}={value}" for value in swept]
         jobs = list(product(*values.values()))
     trials = sweeper.get("n_trials")
@@ -253,8 +259,8 @@ def _summary(folder: Path, began_s: float) -> int:
 
     Sweepers differ in what they return (Optuna's returns nothing), but every job has left its status.
     """
-    found = [path.parent for path in folder.rglob(STATUS_FILE) if path.stat().st_mtime > began_s - _MTIME_S]
-    jobs = [(path, read_status(path)) for path in sorted(found, key=_by_number)]
+    folders = [path.parent for path in folder.rglob(STATUS_FILE) if path.stat().st_mtime > began_s - _MTIME_S]
+    jobs = [(path, read_status(path)) for path in sorted(folders, key=_by_number)]
     if not jobs:
         print("hexiopt: the sweep ran no job", file=sys.stderr)
         return 1

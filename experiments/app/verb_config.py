@@ -38,17 +38,17 @@ def node_of(kind: Any, names: Collection[str], base: type = object, **methods: A
     """A mutable dataclass with the fields `names` of the dataclass `kind`, their types and defaults, which are stated
     there alone: Hydra makes the nodes of frozen dataclasses read-only. Of a section, a.b names one field."""
     hints, chosen = get_type_hints(kind), []
-    for one in fields(kind):
+    for key in fields(kind):
         hint, parts = (
-            hints[one.name],
-            {name.removeprefix(f"{one.name}.") for name in names if name.partition(".")[0] == one.name},
+            hints[key.name],
+            {name.removeprefix(f"{key.name}.") for name in names if name.partition(".")[0] == key.name},
         )
-        if one.name in parts:
-            default = field(default=one.default, default_factory=one.default_factory)
-            chosen.append((one.name, hint, default))
+        if key.name in parts:
+            default = field(default=key.default, default_factory=key.default_factory)
+            chosen.append((key.name, hint, default))
         elif parts:
             section = node_of(hint, parts, __post_init__=hint.__post_init__)
-            chosen.append((one.name, section, field(default_factory=section)))
+            chosen.append((key.name, section, field(default_factory=section)))
     return make_dataclass(f"{kind.__name__}Node", chosen, bases=(base,), namespace=methods)
 
 
@@ -156,9 +156,9 @@ class CollectConfig:
 
 
 _ELSEWHERE = {"adam", "experts", "seed", "silence_s", "separator", "validation_share"}
-_OF_SETTINGS = {one.name for one in fields(Settings)} - _ELSEWHERE
-_OF_ADAM = {one.name for one in fields(AdamW)} - {"eps"}
-_OF_EXPERTS = {one.name for one in fields(ExpertTraining)}
+_OF_SETTINGS = {key.name for key in fields(Settings)} - _ELSEWHERE
+_OF_ADAM = {key.name for key in fields(AdamW)} - {"eps"}
+_OF_EXPERTS = {key.name for key in fields(ExpertTraining)}
 
 
 _ADAM, _EXPERTS, _SETTINGS = (

@@ -72,11 +72,11 @@ def refuse_unread(verb: str, overrides: Sequence[str]) -> None:
     Its schema does not have them either; but Hydra would tell the first one only, and not who reads it.
     """
     keys = (override.lstrip("+~").partition("=")[0].partition("@")[0] for override in overrides)
-    if faults := [fault for key in keys if (fault := unread(verb, key))]:
+    if faults := [fault for key in keys if (fault := refusal(verb, key))]:
         raise InputError("; also ".join(faults))
 
 
-def unread(verb: str, key: str) -> str | None:
+def refusal(verb: str, key: str) -> str | None:
     """A line on a key that other verbs read, and `verb` does not; None for every other key."""
     readers = [other for other in VERBS if reads(other, key)]
     if not readers or verb in readers:
@@ -105,9 +105,11 @@ def _section(key: str, value: Any) -> Iterator[str]:
         yield from textwrap.wrap(" ".join(paragraph.split()), _WIDTH, break_on_hyphens=False)
     values: Any = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     if isinstance(values, dict) and key not in ("cluster", "model"):
-        for name, one in values.items():
-            nested = one.items() if key == "workload" and isinstance(one, dict) else ()
-            yield from [_line(f"{key}.{name}.{part}", inner) for part, inner in nested] or [_line(f"{key}.{name}", one)]
+        for name, entry in values.items():
+            nested = entry.items() if key == "workload" and isinstance(entry, dict) else ()
+            yield from [_line(f"{key}.{name}.{part}", inner) for part, inner in nested] or [
+                _line(f"{key}.{name}", entry)
+            ]
     else:
         yield _line(key, None if isinstance(values, dict) else values)
     yield ""
@@ -119,5 +121,5 @@ def _line(key: str, value: Any) -> str:
     line = f"  {key}={shown.replace(chr(39), '').replace(', ', ',')}"
     if not choices:
         return line
-    said = textwrap.wrap(f"one of {', '.join(choices)}", _WIDTH - 6, break_on_hyphens=False)
-    return "\n".join([line, *(f"      {part}" for part in said)])
+    choice_lines = textwrap.wrap(f"one of {', '.join(choices)}", _WIDTH - 6, break_on_hyphens=False)
+    return "\n".join([line, *(f"      {part}" for part in choice_lines)])

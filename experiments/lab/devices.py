@@ -29,12 +29,12 @@ def kernels_of(device: torch.device, work: Callable[[], object], trace: Path) ->
         wait_for(device)
     profiler.export_chrome_trace(str(trace))
     used = []
-    for one in profiler.key_averages():
-        own = one.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
-        seconds = 1e-6 * (one.self_device_time_total if is_gpu else one.self_cpu_time_total)
-        if own and seconds > 0:
-            used.append(KernelUse(one.key, one.count, seconds))
-    return sorted(used, key=lambda one: -one.seconds)
+    for event in profiler.key_averages():
+        is_on_device = event.device_type == (DeviceType.CUDA if is_gpu else DeviceType.CPU)
+        seconds = 1e-6 * (event.self_device_time_total if is_gpu else event.self_cpu_time_total)
+        if is_on_device and seconds > 0:
+            used.append(KernelUse(event.key, event.count, seconds))
+    return sorted(used, key=lambda kernel: -kernel.seconds)
 
 
 def forget_peak(device: torch.device) -> None:

@@ -46,7 +46,7 @@ class States:
             weights=(*trainee.weights.values(), *flat),
             gradients=tuple(bucket.gradient for bucket in trainee.buckets),
             masters=tuple(master for master in trainee.optimizer.masters if master is not None),
-            moments=tuple(moment for own in trainee.optimizer.moments for moment in own.values()),
+            moments=tuple(moment for moments in trainee.optimizer.moments for moment in moments.values()),
             tables=tuple(_tables(trainee.calls)),
         )
 
@@ -77,7 +77,7 @@ class Used:
     peak_bytes: int
 
 
-def used(
+def memory_use(
     states: States, device: torch.device, compute: Callable[[], Any], most_message_bytes: Callable[[], int]
 ) -> Used:
     """What `compute` uses; `most_message_bytes` says afterwards what its messages held at most."""
@@ -93,11 +93,11 @@ def used(
     return Used(parts, peak_bytes)
 
 
-def used_by(trainee: Trainee, sequences: Sequences) -> Used:
+def trainee_memory_use(trainee: Trainee, sequences: Sequences) -> Used:
     """The memory that the gradients of a global batch take: they are computed, but slowly. What follows takes no more:
     the optimizer steps bucket by bucket, when nothing is saved any longer."""
     compute, messages = partial(trainee.gradients, sequences), trainee.messages
-    use = used(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
+    use = memory_use(States.of(trainee), messages.like.device, compute, lambda: messages.most_bytes)
     parts = replace(
         use.parts,
         weights=use.parts.weights + trainee.store.most_bytes,
@@ -126,7 +126,7 @@ def _tables(calls: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum({_at(one): one.untyped_storage().nbytes() for one in tensors}.values())
+    return sum({_at(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def _at(tensor: Tensor) -> int:
@@ -182,10 +182,10 @@ class _Saved:
                 self._part[at] = part
                 self.now[part] += size
                 self.most[part] = max(self.most[part], self.now[part] + transient_bytes)
-            weakref.finalize(packed, self._released, at, size)
+            weakref.finalize(packed, self._release, at, size)
         return packed
 
-    def _released(self, at: int, size: int) -> None:
+    def _release(self, at: int, size: int) -> None:
         self._holders[at] -= 1
         if not self._holders[at]:
             del self._holders[at]
@@ -201,9 +201,9 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {_at(one) for one in args if isinstance(one, Tensor)}
+        before = {_at(tensor) for tensor in args if isinstance(tensor, Tensor)}
         made = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, lambda one: self._see(one, before), made)
+        tree_map_only(Tensor, lambda tensor: self._see(tensor, before), made)
         return made
 
     def _see(self, tensor: Tensor, before: set[int]) -> None:
@@ -213,8 +213,8 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._known.add(at)
             self.now += size
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._gone, at, size)
+            weakref.finalize(storage, self._forget, at, size)
 
-    def _gone(self, at: int, size: int) -> None:
+    def _forget(self, at: int, size: int) -> None:
         self._known.discard(at)
         self.now -= size

@@ -62,7 +62,7 @@ def _times(model: ModelSpec, folder: Path) -> list[SavingTimes]:
         length = prod(part.shape)
         bucket = Bucket(number, (0,), True, {}, part.decays, 0, (part,), length, {}, torch.empty(0))
         states.append((bucket, {kind: torch.ones(length) for kind in (WEIGHT, *moments_of(ADAMW, part))}))
-    found = []
+    times = []
     writer = CheckpointWriter(folder, TrainedModel(model), keep=1, states=states)
     for step in (1, 2):
         began = time.perf_counter()
@@ -70,5 +70,5 @@ def _times(model: ModelSpec, folder: Path) -> list[SavingTimes]:
         stopped = time.perf_counter()
         writer.finish(lambda: None)
         size = sum(path.stat().st_size for path in (folder / f"step-{step:08d}").iterdir())
-        found.append(SavingTimes(stopped - began, time.perf_counter() - stopped, size))
-    return found
+        times.append(SavingTimes(stopped - began, time.perf_counter() - stopped, size))
+    return times

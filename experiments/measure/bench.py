@@ -70,14 +70,14 @@ def pricing(scale: float) -> Iterator[BenchRow]:
     task = problem("hexiscale_setting_3", "llama_30b")
     result = make_solver("local_search").solve(task, Budget(3600.0, 200))  # of steps, so that it is the same plan
     assert result.plan is not None, "setting 3 has a plan"
-    cold = [_priced_s(PlanPricer(task), result.plan) for _ in range(20)]
+    cold = [_pricing_s(PlanPricer(task), result.plan) for _ in range(20)]
     yield BenchRow("pricing", "one plan on 56 GPUs, caches empty", 1e3 * median(cold), "ms", "", None)
     model = PlanPricer(task)
-    _priced_s(model, result.plan)
+    _pricing_s(model, result.plan)
     again = []
     for _ in range(WARM_REPEATS):
         model.forget_plans()
-        again.append(_priced_s(model, result.plan))
+        again.append(_pricing_s(model, result.plan))
     yield BenchRow(
         "pricing",
         "one plan on 56 GPUs, layers and routes cached",
@@ -88,7 +88,7 @@ def pricing(scale: float) -> Iterator[BenchRow]:
     )
 
 
-def _priced_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
+def _pricing_s(model: PlanPricer, plan: Plan, *, whole: bool = True) -> float:
     """Seconds of processor time, which depend little on the load of the machine."""
     start = time.process_time()
     if whole:
@@ -121,7 +121,7 @@ def prices(scale: float) -> Iterator[BenchRow]:
             layers = next(cuts)
             return tuple(_cut(pipeline, layers) for pipeline in pipelines[:few]) + pipelines[few:]
 
-        def moved(turn: int, pipelines: tuple[Pipeline, ...] = pipelines) -> tuple[Pipeline, ...]:
+        def move_batches(turn: int, pipelines: tuple[Pipeline, ...] = pipelines) -> tuple[Pipeline, ...]:
             """The pipelines with micro-batches moved from the first to the last, more of them in each turn."""
             unit = len(pipelines[0].stages) if pipelines[0].num_chunks > 1 else 1
             first, last = pipelines[0].num_micro_batches, pipelines[-1].num_micro_batches
@@ -129,15 +129,15 @@ def prices(scale: float) -> Iterator[BenchRow]:
             shorter = replace(pipelines[0], num_micro_batches=first - given)
             return shorter, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
 
-        cold = [_priced_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
+        cold = [_pricing_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
         model = PlanPricer(task)
         for _ in range(5):
             model.price(plan_of(cut_anew(num_pipelines)))
-        known = [_priced_s(model, plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
+        known = [_pricing_s(model, plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
         model.price(plan_of(pipelines))
-        changed = [_priced_s(model, plan_of(cut_anew(1))) for _ in range(repeats)]
-        only = [_priced_s(model, plan_of(cut_anew(1)), whole=False) for _ in range(repeats)]
-        batches = [_priced_s(model, plan_of(moved(1 + k))) for k in range(min(repeats, 7))]
+        changed = [_pricing_s(model, plan_of(cut_anew(1))) for _ in range(repeats)]
+        only = [_pricing_s(model, plan_of(cut_anew(1)), whole=False) for _ in range(repeats)]
+        batches = [_pricing_s(model, plan_of(move_batches(1 + k))) for k in range(min(repeats, 7))]
         for what, seconds in (
             ("new model and cluster", cold),
             ("layers and routes known", known),

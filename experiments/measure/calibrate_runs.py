@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.app.common import Job
-from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
+from experiments.measure.calibrating import MeasuredRun, fit, predict, step_of
 from experiments.measure.training_logs import logged_step_times
 from hexiopt.errors import InputError
 from hexiopt.files.calibration_file import calibration_text
@@ -27,11 +27,13 @@ _MEANING = {"between": "rate of links between machines", "inside": "rate of link
 def calibrate_runs(job: Job) -> float:
     """Fit, show the runs before and after, write the factors; returns no number. Raises InputError."""
     stated = job.config.run
-    runs = [_measured(Path(str(path)), job.config.plan) for path in (stated if isinstance(stated, list) else [stated])]
+    runs = [
+        _measured_run(Path(str(path)), job.config.plan) for path in (stated if isinstance(stated, list) else [stated])
+    ]
     if len({run.plan.problem.cluster.calibrated for run in runs}) > 1:
         raise InputError("run: the runs' clusters have different calibrations; give runs of one cluster file")
     runs_in_words = f"{count(len(runs), 'run')}: {', '.join(run.name for run in runs)}"
-    calibration = fitted(runs, runs_in_words)
+    calibration = fit(runs, runs_in_words)
     job.write(FILE, calibration_text(calibration, _head(runs_in_words)))
     job.show(_factor_table(calibration))
     job.show("", _run_table(runs, calibration))
@@ -39,7 +41,7 @@ def calibrate_runs(job: Job) -> float:
     return float("nan")
 
 
-def _measured(path: Path, plan: str | None) -> MeasuredRun:
+def _measured_run(path: Path, plan: str | None) -> MeasuredRun:
     """What a run measured; `plan` is the file of what it ran, which only a folder of our own executor knows itself."""
     if path.is_dir():
         file = read_plan(plan or plan_of_run(path))
@@ -78,7 +80,7 @@ def _run_table(runs: Sequence[MeasuredRun], calibration: Calibration) -> object:
     rows = []
     for run in runs:
         cluster = run.plan.problem.cluster
-        before_s, after_s = (predicted(run, factors)[0] for factors in (_NONE, calibration.over(cluster)))
+        before_s, after_s = (predict(run, factors)[0] for factors in (_NONE, calibration.over(cluster)))
         errors = [f"{one_s / run.step_s - 1:+.1%}" for one_s in (before_s, after_s)]
         rows.append((run.name, seconds(run.step_s), seconds(before_s), errors[0], seconds(after_s), errors[1]))
     return plain_table(("Run", "Measured", "Before", "Error", "After", "Error"), rows, left=("Run",))

@@ -36,7 +36,7 @@ def step_of(times_s: Sequence[float]) -> float:
     return statistics.median(times_s[1:] or times_s)
 
 
-def predicted(run: MeasuredRun, calibration: Calibration) -> tuple[float, dict[str, float]]:
+def predict(run: MeasuredRun, calibration: Calibration) -> tuple[float, dict[str, float]]:
     """What the cost model has for a run with these factors: seconds of a step, and of a micro-batch on each device."""
     problem = run.plan.problem
     cluster = calibration.apply_to(problem.cluster)
@@ -44,7 +44,7 @@ def predicted(run: MeasuredRun, calibration: Calibration) -> tuple[float, dict[s
     return cost.step_time_s, {cluster.device_name(d): own_s for d, own_s in micro_batch_s(run.plan, cost).items()}
 
 
-def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:
+def fit(runs: Sequence[MeasuredRun], source: str) -> Calibration:
     """The calibration of clusters without any that predicts these runs best, by least squares of logarithms.
 
     The runs are on clusters with the same calibration, if any.
@@ -61,7 +61,7 @@ def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:
     def residuals(x: Floats) -> Floats:
         logs = []
         for run in runs:
-            step_s, device_s = predicted(run, calibration(x))
+            step_s, device_s = predict(run, calibration(x))
             logs.append(np.log(step_s / run.step_s))
             both = [(device_s[name], own_s) for name, own_s in run.device_s.items() if name in device_s]
             weight = (_DEVICES / len(both)) ** 0.5 if both else 0.0
@@ -72,14 +72,14 @@ def fitted(runs: Sequence[MeasuredRun], source: str) -> Calibration:
     start = _SHIFT + np.array([0.0, 0.0, *([_slowness(runs)] * len(types))])
     limits = np.log(LEAST) + _SHIFT, np.log(MOST) + _SHIFT
     solved = least_squares(residuals, start, bounds=limits, diff_step=[_STEP] * len(start), xtol=1e-6, ftol=1e-8)
-    return _rounded(calibration(solved.x).after(before))
+    return _round(calibration(solved.x).after(before))
 
 
 def _slowness(runs: Sequence[MeasuredRun]) -> float:
     """The logarithm of predicted over measured times at the median."""
     slownesses = []
     for run in runs:
-        step_s, device_s = predicted(run, Calibration({}))
+        step_s, device_s = predict(run, Calibration({}))
         ratios = [device_s[name] / own_s for name, own_s in run.device_s.items() if name in device_s]
         slownesses += ratios or [step_s / run.step_s]
     return float(np.log(statistics.median(slownesses)))
@@ -90,7 +90,7 @@ def _types(problem: Problem, plan: PlacedPlan) -> list[str]:
     return [problem.cluster.gpu_of(device).type_name for device in plan.devices()]
 
 
-def _rounded(calibration: Calibration) -> Calibration:
+def _round(calibration: Calibration) -> Calibration:
     def digits(factor: float) -> float:
         return float(f"{factor:.{_DIGITS}g}")
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.app.configurations import named_model
-from experiments.lab.profile.local import measured_here
+from experiments.lab.profile.local import measure_here
 from experiments.lab.profile.points import Measurement
 from experiments.lab.profile.rank import Request
 from experiments.lab.profile.result import result_of
 from experiments.lab.profile.summary import summary_tables
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import Trial, TrialRequest, try_plan
 from experiments.measure.gpu_processes import exchange_table, toy_model, toy_workload, try_processes
 from experiments.measure.trial_files import FORMAT, VERSION
 from hexiopt.cost.cost import Cost
@@ -76,38 +76,40 @@ def of_cpu(precision: str) -> TrialScale:
     return TrialScale(0.02, 2, [toy], toy, toy_workload(precision), 3, 540.0, 150.0)
 
 
-def measured(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
+def measure_machine(folder: Path, scale: TrialScale, tell: Callable[[str], None], console: Console) -> Measurement:
     """This machine's profile, shown and written."""
-    found = measured_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell)
-    result = result_of(found, "here", None)
-    write_text(folder / "profile.json", json.dumps(found.to_dict()) + "\n")
+    measurement = measure_here(Request(scale.seconds, processes=scale.processes, machine="here"), tell)
+    result = result_of(measurement, "here", None)
+    write_text(folder / "profile.json", json.dumps(measurement.to_dict()) + "\n")
     write_text(folder / "cluster.yaml", result.text("Written by make gpu; profile.json has every measured point."))
-    for title, header, rows in summary_tables(found, result):
+    for title, header, rows in summary_tables(measurement, result):
         console.print(f"\n{title}", plain_table(header, rows))
-    return found
+    return measurement
 
 
-def attempted(one: TrialPlan, number: int, folder: Path, scale: TrialScale, is_compiled: bool) -> tuple[Cost, Trial]:
+def attempt(
+    trial_plan: TrialPlan, number: int, folder: Path, scale: TrialScale, is_compiled: bool
+) -> tuple[Cost, Trial]:
     """The price of a plan, and what came of training with it."""
-    cost, path = PlanPricer(one.problem).price(one.plan), folder / f"plan-{number}.json"
-    write_plan(path, one.problem, one.plan, cost, {})
-    return cost, tried(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
+    cost, path = PlanPricer(trial_plan.problem).price(trial_plan.plan), folder / f"plan-{number}.json"
+    write_plan(path, trial_plan.problem, trial_plan.plan, cost, {})
+    return cost, try_plan(TrialRequest(path, scale.steps, is_compiled, scale.limit_s))
 
 
-def row(one: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
+def row(trial_plan: TrialPlan, cost: Cost, trial: Trial) -> list[str]:
     """A plan's line of the table."""
-    devices = len(one.plan.devices())
-    said = [f"{1e3 * cost.step_time_s:.4g}", f"{cost.tensor_bytes / GIB:.3g}"]
+    devices = len(trial_plan.plan.devices())
+    priced = [f"{1e3 * cost.step_time_s:.4g}", f"{cost.tensor_bytes / GIB:.3g}"]
     if trial.trouble is not None:
-        return [one.name, "–", said[0], "", "", "–", said[1], trial.trouble.splitlines()[0]]
+        return [trial_plan.name, "–", priced[0], "", "", "–", priced[1], trial.trouble.splitlines()[0]]
     return [
-        one.name,
+        trial_plan.name,
         f"{1e3 * trial.step_s:.4g}",
-        said[0],
-        f"{one.problem.workload.tokens / trial.step_s / devices:.4g}",
-        f"{100 * one.problem.mfu(trial.step_s, devices):.1f} %",
+        priced[0],
+        f"{trial_plan.problem.workload.tokens / trial.step_s / devices:.4g}",
+        f"{100 * trial_plan.problem.mfu(trial.step_s, devices):.1f} %",
         f"{max(trial.peak_bytes) / GIB:.3g}",
-        said[1],
+        priced[1],
         f"{trial.losses[0]:.4f} → {trial.losses[-1]:.4f}",
     ]
 
@@ -118,8 +120,12 @@ HEADER = ("Plan", "Step, ms", "priced", "Tokens/s a device", "MFU", "GiB at most
 def kernel_rows(trial: Trial) -> list[list[str]]:
     """What took longest of a step."""
     return [
-        [one.name if len(one.name) <= 60 else f"{one.name[:59]}…", str(one.calls), f"{1e3 * one.seconds:.3g}"]
-        for one in trial.kernels[:_SHOWN_KERNELS]
+        [
+            kernel.name if len(kernel.name) <= 60 else f"{kernel.name[:59]}…",
+            str(kernel.calls),
+            f"{1e3 * kernel.seconds:.3g}",
+        ]
+        for kernel in trial.kernels[:_SHOWN_KERNELS]
     ]
 
 
@@ -141,23 +147,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_gpu:
         console.print(_ON_CPU)
     with console.status("measuring") as status:
-        found = measured(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
-        precision = found.devices[0].precision
+        measurement = measure_machine(folder, scale, lambda line: status.update(f"measuring: {line}"), console)
+        precision = measurement.devices[0].precision
         workload = replace(scale.workload, precision="fp32" if precision == "fp16" else precision)
         cluster = read_cluster(folder / "cluster.yaml")
         plans = trial_plans(cluster, scale.single, scale.several, workload)
         rows, plan_files, trials, kernels, left_out = [], [], list[tuple[str, Trial]](), [], []
-        for number, one in enumerate(plans):
+        for number, trial_plan in enumerate(plans):
             if not has_time(scale.limit_s):
-                left_out.append(one.name)
+                left_out.append(trial_plan.name)
                 continue
-            status.update(f"training: {one.name} ({number + 1} of {len(plans)})")
-            cost, trial = attempted(one, number, folder, scale, is_gpu and not options.eager)
-            rows.append(row(one, cost, trial))
-            plan_files.append(plan_file_to_dict(one.problem, one.plan, cost, {}))
-            trials.append((one.name, trial))
+            status.update(f"training: {trial_plan.name} ({number + 1} of {len(plans)})")
+            cost, trial = attempt(trial_plan, number, folder, scale, is_gpu and not options.eager)
+            rows.append(row(trial_plan, cost, trial))
+            plan_files.append(plan_file_to_dict(trial_plan.problem, trial_plan.plan, cost, {}))
+            trials.append((trial_plan.name, trial))
             if number < len(scale.single) and trial.kernels:
-                kernels.append((one.name, kernel_rows(trial)))
+                kernels.append((trial_plan.name, kernel_rows(trial)))
         processes = try_processes(folder, cluster, lambda line: status.update(f"processes: {line}"), has_time)
     console.print("\nTraining", plain_table(HEADER, rows, left=("Plan", "Loss")))
     for name, used in kernels:
@@ -168,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"not as it must be: {line}")
     for name in left_out + processes.left_out:
         console.print(f"not tried, as ten minutes would not suffice: {name}")
-    about = {"format": FORMAT, "version": VERSION, "torch": found.torch_version, "is_gpu": is_gpu}
+    about = {"format": FORMAT, "version": VERSION, "torch": measurement.torch_version, "is_gpu": is_gpu}
     files = [
         {"name": name, "plan": plan, "measured": trial.to_dict()}
         for plan, (name, trial) in zip(plan_files, trials, strict=True)

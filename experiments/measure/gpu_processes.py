@@ -13,7 +13,7 @@ from experiments.lab.trials.communicators import GroupMemory, group_memory
 from experiments.lab.trials.killed import LIMIT_S as KILL_LIMIT_S
 from experiments.lab.trials.killed import KilledRank, kill_rank
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import Trial, TrialRequest, try_plan
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.cluster import Cluster
@@ -74,10 +74,10 @@ def order_trials(cluster: Cluster, gpus: int) -> list[OrderTrial]:
     whole = replace(first, num_gpus=_PROCESSES, intra_bandwidth_bytes_per_s=GB, intra_links=(), slow=())
     four = replace(cluster, machines=(replace(whole, name=whole.spec_name),))
     plans = trial_plans(four, [], model, toy_workload("fp32"))
-    several = [one for one in plans if one.name.endswith(_SEVERAL_GROUPS)]
-    others = [one for one in plans if one not in several] if gpus == 1 else []
-    orders = [OrderTrial(one, launch_order) for one in several for launch_order in (True, False)]
-    return orders + [OrderTrial(one) for one in others]
+    several = [plan for plan in plans if plan.name.endswith(_SEVERAL_GROUPS)]
+    others = [plan for plan in plans if plan not in several] if gpus == 1 else []
+    orders = [OrderTrial(plan, launch_order) for plan in several for launch_order in (True, False)]
+    return orders + [OrderTrial(plan) for plan in others]
 
 
 @dataclass
@@ -94,20 +94,20 @@ class ProcessTrials:
         """Plain data."""
         return {
             "killed": None if self.killed is None else self.killed.to_dict(),
-            "communicators": [one.to_dict() for one in self.groups],
+            "communicators": [group.to_dict() for group in self.groups],
             "processes": [{"name": name, "measured": trial.to_dict()} for name, trial in self.trials],
         }
 
     def tables(self) -> Iterator[Table]:
         """What is shown."""
         if self.killed is not None:
-            one = self.killed
-            lost = _NO_MEMORY if one.lost_bytes is None else f"{one.lost_bytes / GIB:.3g}"
-            ended = "–" if one.ended_s is None else f"{one.ended_s:.2f}"
-            cells = [one.backend, ended, lost, one.trouble or one.line]
+            killed = self.killed
+            lost = _NO_MEMORY if killed.lost_bytes is None else f"{killed.lost_bytes / GIB:.3g}"
+            ended = "–" if killed.ended_s is None else f"{killed.ended_s:.2f}"
+            cells = [killed.backend, ended, lost, killed.trouble or killed.line]
             yield "A rank killed", ("Backend", "Others ended after, s", "GiB not given back", "Said"), [cells]
         if self.groups:
-            rows = [[one.kind, _mib(one.measured_bytes), _mib(one.model_bytes)] for one in self.groups]
+            rows = [[group.kind, _mib(group.measured_bytes), _mib(group.model_bytes)] for group in self.groups]
             yield "Communicators of two ranks, MiB on each", ("Communicator", "Measured", "priced"), rows
         if self.trials:
             rows = [[name, _outcome(trial)] for name, trial in self.trials]
@@ -145,15 +145,15 @@ def try_processes(
             outcome.troubles.append(f"memory of communicators: {error}")
     else:
         outcome.left_out.append("memory of communicators")
-    for one in order_trials(cluster, gpus):
+    for order_trial in order_trials(cluster, gpus):
         if not has_time(_LIMIT_S):
-            outcome.left_out.append(one.name)
+            outcome.left_out.append(order_trial.name)
             continue
-        tell(one.name)
-        path, problem = folder / "processes.json", one.plan.problem
-        write_plan(path, problem, one.plan.plan, PlanPricer(problem).price(one.plan.plan), {})
-        request = TrialRequest(path, _STEPS, False, _LIMIT_S, gpus < _PROCESSES, one.launch_order)
-        outcome.trials.append((one.name, tried(request)))
+        tell(order_trial.name)
+        path, problem = folder / "processes.json", order_trial.plan.problem
+        write_plan(path, problem, order_trial.plan.plan, PlanPricer(problem).price(order_trial.plan.plan), {})
+        request = TrialRequest(path, _STEPS, False, _LIMIT_S, gpus < _PROCESSES, order_trial.launch_order)
+        outcome.trials.append((order_trial.name, try_plan(request)))
     outcome.troubles += _troubles(outcome.trials)
     return outcome
 

@@ -25,7 +25,7 @@ def on_profiled(problem: Problem, plan: Plan, profiled: Cluster, where: str = "p
             f"hexiopt profile profile.processes={used}"
         )
 
-    def replaced(machine: Machine) -> Machine:
+    def replace_devices(machine: Machine) -> Machine:
         return machine.replace(
             gpu=here.gpu,
             intra_bandwidth_bytes_per_s=here.intra_bandwidth_bytes_per_s,
@@ -37,6 +37,6 @@ def on_profiled(problem: Problem, plan: Plan, profiled: Cluster, where: str = "p
 
     cluster = problem.cluster
     changed = cluster.replace(
-        machines=tuple(map(replaced, cluster.machines)), groups=(), links=(), profile=NOTHING_MEASURED
+        machines=tuple(map(replace_devices, cluster.machines)), groups=(), links=(), profile=NOTHING_MEASURED
     )
     return problem.replace(cluster=changed)

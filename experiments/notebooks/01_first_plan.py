@@ -87,11 +87,13 @@ variants = {
     "only the RTX 3090": {"exclude": ("new",)},
     "only the RTX 4090": {"exclude": ("old",)},
 }
-found = {
+solutions = {
     name: hx.solve(problem, max_steps=6000, time_limit_s=600, constraints=constraints)
     for name, constraints in variants.items()
 }
-step_s = {name: {"step time": one.cost.step_time_s if one.plan else None} for name, one in found.items()}
+step_s = {
+    name: {"step time": solution.cost.step_time_s if solution.plan else None} for name, solution in solutions.items()
+}
 hx.plot.bars(step_s, unit="step time (s)", reference=bounded.bound_s).figure
 
 # %% [markdown]
@@ -99,7 +101,7 @@ hx.plot.bars(step_s, unit="step time (s)", reference=bounded.bound_s).figure
 # why:
 
 # %%
-print(found["only the RTX 4090"])
+print(solutions["only the RTX 4090"])
 
 # %% [markdown]
 # ## Save, load, price again

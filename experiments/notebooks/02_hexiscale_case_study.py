@@ -38,7 +38,7 @@ plans = {
 }
 bound_s = hx.lower_bound(problem, time_limit_s=15)
 published = {"Megatron, in the paper": 41.52, "HexiScale, in the paper": 25.55}
-predicted = {name: one.cost.step_time_s for name, one in plans.items()}
+predicted = {name: solution.cost.step_time_s for name, solution in plans.items()}
 bars = {name: {"published": step_s} for name, step_s in published.items()}
 bars |= {name: {"predicted": step_s} for name, step_s in predicted.items()}
 hx.plot.bars(bars, unit="step time (s)", reference=bound_s).figure
@@ -97,10 +97,10 @@ runs = {
     label: [hx.solve(problem, max_steps=400, time_limit_s=600, seed=seed, constraints=off) for seed in range(3)]
     for label, off in spaces.items()
 }
-whole_s = min(run.objective for own in runs.values() for run in own)
+whole_s = min(run.objective for seed_runs in runs.values() for run in seed_runs)
 longer = {
-    label: {"longer step": [100 * (run.objective / whole_s - 1) for run in own if run.plan]}
-    for label, own in runs.items()
+    label: {"longer step": [100 * (run.objective / whole_s - 1) for run in seed_runs if run.plan]}
+    for label, seed_runs in runs.items()
     if label != "all freedoms"
 }
 hx.plot.bars(longer, unit="longer step than the best plan of all (%)").figure

@@ -61,13 +61,13 @@ hx.plot.trajectories(compared["setting 2, Llama-2 13B"], over="steps").figure
 def longer(comparison: hx.Comparison) -> dict[str, list[float]]:
     """Step times of each variant above the median of the whole algorithm, in percent."""
     end_s: dict[str, list[float]] = {}
-    for one in comparison.results:
-        end_s.setdefault(one.solver, []).append(one.objective)
+    for result in comparison.results:
+        end_s.setdefault(result.solver, []).append(result.objective)
     whole_s = median(end_s["whole"])
-    return {name: [100 * (step_s / whole_s - 1) for step_s in own] for name, own in end_s.items()}
+    return {name: [100 * (step_s / whole_s - 1) for step_s in times_s] for name, times_s in end_s.items()}
 
 
-ends = {name: longer(own) for name, own in compared.items()}
+ends = {name: longer(comparison) for name, comparison in compared.items()}
 hx.plot.bars(
     {variant: {name: ends[name][variant] for name in settings} for variant in variants if variant != "whole"},
     unit="longer step than the whole algorithm (%), median and range of five seeds",

@@ -46,8 +46,8 @@ PRICES = {
     "interfaces": [{"name": "25G", "bandwidth_gb_per_s": 3.125, "price_per_hour": 0.03}],
 }
 SEARCH = {"solver": "local_search", "time_limit_s": 600, "bound_time_limit_s": 5, "progress": False}
-found = hx.what_if(lab, max_steps=3000, prices=PRICES, **SEARCH)
-print(found)
+result = hx.what_if(lab, max_steps=3000, prices=PRICES, **SEARCH)
+print(result)
 
 # %% [markdown]
 # Every row is a cluster that differs from this one in one point. A plan found for one alternative counts for all
@@ -66,9 +66,9 @@ print(found)
 # An offer whose price is below its worth makes tokens cheaper. One above it buys speed with money.
 
 # %%
-base = found.options[0]
+base = result.options[0]
 offers = {}
-for option, row in zip(found.options, found, strict=True):
+for option, row in zip(result.options, result, strict=True):
     if option.alternative.change == "machine added":
         price = option.price_per_hour - base.price_per_hour
         offers[option.alternative.name] = {"worth per hour": row["worth_per_hour"], "price per hour": price}
@@ -81,7 +81,7 @@ hx.plot.bars(offers, unit="per hour").figure
 # ## Time against money
 
 # %%
-found.plot()
+result.plot()
 
 # %% [markdown]
 # Points on the line are those that no other beats in both: the cheapest tokens are at one end, the fastest step at the
@@ -93,7 +93,7 @@ found.plot()
 hx.plot.layers(base.plan).figure
 
 # %%
-fastest = min(found.options, key=lambda option: option.step_time_s)
+fastest = min(result.options, key=lambda option: option.step_time_s)
 print(fastest.alternative.name)
 hx.plot.layers(fastest.plan).figure
 

@@ -46,14 +46,14 @@ plain.plan.stages()
 
 
 # %%
-def trained(name: str) -> hx.TrainedRun:
+def train(name: str) -> hx.TrainedRun:
     """Train with the plan `name`.json, and read the run back."""
     words = [f"plan={name}.json", "train.steps=20", "train.force=true", f"hydra.run.dir={name}"]
     subprocess.run([sys.executable, "-m", "hexiopt", "train", *words], check=True, capture_output=True)
     return hx.read_training(Path(name))
 
 
-runs = {name: trained(name) for name in ("unequal", "plain")}
+runs = {name: train(name) for name in ("unequal", "plain")}
 runs["unequal"]
 
 # %% [markdown]

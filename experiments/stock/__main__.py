@@ -20,11 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("pipelines", pipelines.SIZE, pipelines.ways_of, time.perf_counter),
         ("tensor parallel", tensor_parallel.SIZE, tensor_parallel.ways_of, time.perf_counter),
     ):
-        found = take_turns(size, ways_of, given.rounds, given.steps, clock)
+        comparison = take_turns(size, ways_of, given.rounds, given.steps, clock)
         print(name)
-        for way, seconds in found.step_s.items():
-            print(f"  {way:8s} {1e3 * seconds:7.1f} ms a step, first loss {found.first_loss[way]:.5f}")
-        print(f"  ratio    {found.ratio:7.3f}")
+        for way, seconds in comparison.step_s.items():
+            print(f"  {way:8s} {1e3 * seconds:7.1f} ms a step, first loss {comparison.first_loss[way]:.5f}")
+        print(f"  ratio    {comparison.ratio:7.3f}")
     return 0
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.stock.layer import StockLayer
-from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from experiments.stock.turns import OURS, STOCK, Step, compared_model, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
@@ -19,7 +19,7 @@ from runtime.training.trainee import drawn
 
 SIZE = 1  # process
 CLOCK = time.process_time
-_MODEL = compared(32, 4, 64)
+_MODEL = compared_model(32, 4, 64)
 _SEQ_LEN, _MICRO_BATCHES = 8, 4
 _SETTINGS = AdamW(lr=1e-3)
 
@@ -56,7 +56,9 @@ def _stock() -> Step:
     parts = layout_of(plan(), _MODEL).executor_of[0].parts(_MODEL, 0)
     decoder.load_state_dict({part.name.removeprefix("model."): drawn(0, part) for part in parts})
     kinds = {decays: [p for p in decoder.parameters() if (p.ndim > 1) == decays] for decays in (True, False)}
-    groups = [{"params": own, "weight_decay": _SETTINGS.weight_decay * decays} for decays, own in kinds.items()]
+    groups = [
+        {"params": parameters, "weight_decay": _SETTINGS.weight_decay * decays} for decays, parameters in kinds.items()
+    ]
     betas = _SETTINGS.beta1, _SETTINGS.beta2
     adam = torch.optim.AdamW(groups, _SETTINGS.lr, betas, _SETTINGS.eps, fused=True)
     assert _SETTINGS.max_norm is not None

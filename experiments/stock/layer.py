@@ -26,12 +26,12 @@ class _Attention(nn.Module):
             project(x_bth).unflatten(-1, (-1, self._head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        q, k = self._rotated(q), self._rotated(k)
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        attended: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        q, k = self._rotate(q), self._rotate(k)
+        out_bntd = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        attended: Tensor = self.o_proj(out_bntd.transpose(1, 2).flatten(2))
         return attended
 
-    def _rotated(self, x_bntd: Tensor) -> Tensor:
+    def _rotate(self, x_bntd: Tensor) -> Tensor:
         """Rotary position embedding, as in transformers."""
         left, right = x_bntd.chunk(2, dim=-1)
         return x_bntd * self._cos + torch.cat([-right, left], dim=-1) * self._sin
@@ -45,8 +45,8 @@ class _Mlp(nn.Module):
         self.down_proj = nn.Linear(model.ffn_size, model.hidden_size, bias=False)
 
     def forward(self, x_bth: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x_bth)) * self.up_proj(x_bth))
-        return found
+        out_bth: Tensor = self.down_proj(functional.silu(self.gate_proj(x_bth)) * self.up_proj(x_bth))
+        return out_bth
 
 
 class StockLayer(nn.Module):
@@ -62,5 +62,5 @@ class StockLayer(nn.Module):
     def forward(self, x_bth: Tensor) -> Tensor:
         """Hidden states [B, T, H] after the layer."""
         x_bth = x_bth + self.self_attn(self.input_layernorm(x_bth))
-        found: Tensor = x_bth + self.mlp(self.post_attention_layernorm(x_bth))
-        return found
+        out_bth: Tensor = x_bth + self.mlp(self.post_attention_layernorm(x_bth))
+        return out_bth

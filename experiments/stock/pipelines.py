@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.stock.turns import OURS, STOCK, Step, compared, step_of_ours
+from experiments.stock.turns import OURS, STOCK, Step, compared_model, step_of_ours
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
@@ -24,7 +24,7 @@ from runtime.settings import AdamW
 from runtime.training.trainee import drawn
 
 SIZE = 4  # processes
-_MODEL = compared(256, 4, 704)
+_MODEL = compared_model(256, 4, 704)
 _SEQ_LEN, _MICRO_BATCHES, _SIZE = 128, 8, 2
 _BATCH = 2 * _MICRO_BATCHES * _SIZE
 _SETTINGS = AdamW(lr=1e-3, max_norm=None)
@@ -81,13 +81,13 @@ def _stock(rank: int) -> Callable[[Tensor], float]:
     )
 
     def step(tokens: Tensor) -> float:
-        own = tokens[pipeline * _BATCH // 2 : (pipeline + 1) * _BATCH // 2]
+        batch = tokens[pipeline * _BATCH // 2 : (pipeline + 1) * _BATCH // 2]
         adam.zero_grad()
         losses: list[Tensor] = []
         if position == 0:
-            schedule.step(own[:, :-1].contiguous())
+            schedule.step(batch[:, :-1].contiguous())
         else:
-            schedule.step(target=own[:, 1:].contiguous(), losses=losses)
+            schedule.step(target=batch[:, 1:].contiguous(), losses=losses)
         adam.step()
         mean = torch.stack(losses).mean().detach() / 2 if losses else torch.zeros(())
         dist.all_reduce(mean)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from experiments.stock.layer import StockLayer
-from experiments.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared
+from experiments.stock.turns import OURS, STOCK, TIMEOUT_S, Step, compared_model
 from runtime.mapping.layout import Chunk
 from runtime.mapping.model_parts import stage_parts
 from runtime.mapping.parts import shards, split
@@ -28,7 +28,7 @@ from runtime.network import ProcessGroups
 from runtime.training.trainee import drawn
 
 SIZE = 2  # processes
-_MODEL = compared(512, 8, 1408)
+_MODEL = compared_model(512, 8, 1408)
 _SEQ_LEN, _SAMPLES = 256, 2
 _CPU = torch.device("cpu")
 
@@ -60,11 +60,11 @@ def _stock(rank: int) -> Step:
 
     def step(number: int) -> float:
         layers.zero_grad()
-        own = _input(number)[first:end].transpose(0, 1).contiguous()
-        x = DTensor.from_local(own, mesh, [Shard(1)])
+        local = _input(number)[first:end].transpose(0, 1).contiguous()
+        x = DTensor.from_local(local, mesh, [Shard(1)])
         for layer in layers:
             x = layer(x)
-        return _ended(x.to_local().square().sum())
+        return _finish_step(x.to_local().square().sum())
 
     return step
 
@@ -85,16 +85,16 @@ def _ours(rank: int) -> Step:
     def step(number: int) -> float:
         for weight in weights.values():
             weight.grad = None
-        own = _input(number)[slice(*tokens[rank])].contiguous()
-        return _ended(decoder.hidden(own).square().sum())
+        local = _input(number)[slice(*tokens[rank])].contiguous()
+        return _finish_step(decoder.hidden(local).square().sum())
 
     return step
 
 
-def _ended(own: Tensor) -> float:
+def _finish_step(loss_part: Tensor) -> float:
     """The backward of a rank's part of a loss, and the whole loss."""
-    own.backward()  # type: ignore[no-untyped-call]
-    total = own.detach().clone()
+    loss_part.backward()  # type: ignore[no-untyped-call]
+    total = loss_part.detach().clone()
     dist.all_reduce(total)
     return float(total)
 

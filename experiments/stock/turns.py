@@ -31,7 +31,7 @@ Step = Callable[[int], float]  # of a number of the step, to its loss
 OURS, STOCK = "hexiopt", "torch"
 
 
-def compared(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
+def compared_model(hidden_size: int, num_heads: int, ffn_size: int) -> ModelSpec:
     """A Llama of four layers that a CPU computes in a second; two query heads to each key-value head."""
     return ModelSpec(
         name="compared",
@@ -89,10 +89,10 @@ def take_turns(
         for process in started:
             process.join()
         try:
-            found: StepComparison = here.recv()
+            comparison: StepComparison = here.recv()
         except EOFError:
             raise RuntimeError("a process of the comparison has failed; its traceback stands above") from None
-    return found
+    return comparison
 
 
 def _rank(
@@ -122,5 +122,5 @@ def _rank(
                 if number:
                     seconds[name].append(clock() - began)
     if rank == 0:
-        to.send(StepComparison({name: statistics.median(own) for name, own in seconds.items()}, first))
+        to.send(StepComparison({name: statistics.median(times_s) for name, times_s in seconds.items()}, first))
     dist.destroy_process_group()

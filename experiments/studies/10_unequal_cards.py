@@ -209,8 +209,8 @@ def line_claims(cases: pd.DataFrame) -> list[str]:
 
 tables = {}
 for storage, of in cases.groupby("storage", sort=False):
-    said = of["tokens_per_s"].map(tokens).where(of["fits"] == "yes", of["fits"])
-    wide = of.assign(text=said + " (" + of["table"] + ")").pivot(index="cards", columns="model", values="text")
+    rates = of["tokens_per_s"].map(tokens).where(of["fits"] == "yes", of["fits"])
+    wide = of.assign(text=rates + " (" + of["table"] + ")").pivot(index="cards", columns="model", values="text")
     order = cases["cards"].unique(), cases["model"].unique()
     tables[f"{STORAGES[str(storage)]} matrices"] = (
         wide.reindex(index=order[0], columns=order[1]).fillna("").rename_axis(index="cards")

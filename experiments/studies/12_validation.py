@@ -19,7 +19,7 @@ import pandas as pd
 from experiments.reports.validation import Errors, validation_figure
 from experiments.studies.frame.page import show
 from experiments.studies.frame.settings import quick
-from experiments.validation.errors import held_out
+from experiments.validation.errors import held_out_lines
 from experiments.validation.predict import Case
 from experiments.validation.runs import FAMILY, Runs, layer_errors
 from experiments.validation.score import gpu_types
@@ -56,7 +56,7 @@ def table(lines: Sequence[Errors], first: str = "source", second: str = "GPU") -
 
 def predicted(runs: Runs) -> str:
     """How many runs are predicted, and why others are not, the most frequent reason first."""
-    reasons = sorted(runs.skipped.items(), key=lambda pair: -len(pair[1]))
+    reasons = sorted(runs.skipped_lines.items(), key=lambda pair: -len(pair[1]))
     why = "; ".join(f"{reason} ({len(lines)})" for reason, lines in reasons)
     return f"{len(runs.priced)} of {len(runs.rows)} runs are predicted" + (f"; not: {why}." if why else ".")
 
@@ -282,7 +282,7 @@ show(
     },
     [
         predicted(adapters),
-        *(f"Intervals of `hexiopt fit`: {line}." for runs in (dense, adapters) for line in held_out(runs.priced)),
+        *(f"Intervals of `hexiopt fit`: {line}." for runs in (dense, adapters) for line in held_out_lines(runs.priced)),
     ],
 )
 assert quick() or all(line.median_percent <= 10 for line in adapters.of_adapters()), (

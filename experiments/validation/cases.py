@@ -14,8 +14,8 @@ from itertools import product
 
 from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
-from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced
-from experiments.validation.predict import Case, predicted
+from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced_features
+from experiments.validation.predict import Case, predict
 from experiments.validation.rows import Row
 from experiments.validation.rules import (
     framework_of,
@@ -75,7 +75,7 @@ def case_of(row: Row, given: Given) -> Case:
     """
     adapters = adapters_of(row)
     priced = (*(() if adapters is None else (ADAPTERS, QUANTISED)), *(OF_KINDS if has_experts(row) else ()))
-    if feature := unpriced(row.notes, row.model_name, row.others, priced):
+    if feature := unpriced_features(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
         cases = _cases(row, given, adapters)
@@ -83,7 +83,7 @@ def case_of(row: Row, given: Given) -> Case:
         raise InexpressibleError(str(error)) from None
     if len(cases) == 1:
         return cases[0]
-    costs = [predicted(case) for case in cases]
+    costs = [predict(case) for case in cases]
     fits = any(cost.fits for cost in costs)
     return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
 
@@ -105,7 +105,7 @@ def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
         raise InexpressibleError("context parallelism does not divide the sequences")
     cases = []
     for size in _sizes(row, degrees):
-        batch = _own_batch(row, degrees, size) * degrees.dp
+        batch = _pipeline_batch(row, degrees, size) * degrees.dp
         workload = Workload(
             global_batch=batch,
             seq_len=length,
@@ -157,20 +157,20 @@ def _replicas_sharing(row: Row, degrees: _Degrees) -> int:
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
     """The micro-batch sizes that the row leaves open, or the largest divisor up to a stated size."""
     stated = row.micro_batch
-    own = _own_batch(row, degrees, stated)
+    sequences = _pipeline_batch(row, degrees, stated)
     if stated is not None:
-        return [next(size for size in range(min(stated, own), 0, -1) if own % size == 0)]
-    return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if own % (1 << k) == 0]
+        return [next(size for size in range(min(stated, sequences), 0, -1) if sequences % size == 0)]
+    return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if sequences % (1 << k) == 0]
 
 
-def _own_batch(row: Row, degrees: _Degrees, micro_batch: int | None) -> int:
+def _pipeline_batch(row: Row, degrees: _Degrees, micro_batch: int | None) -> int:
     """Sequences of a pipeline, or their parts; one micro-batch where the row states no batch."""
     local = re.search(r"\blocal batch (\d+)", row.notes)
     if row.global_batch is not None:
-        own, rest = divmod(row.global_batch * degrees.cp, degrees.dp)
+        sequences, rest = divmod(row.global_batch * degrees.cp, degrees.dp)
         if rest:
             raise InexpressibleError("the batch does not divide among the pipelines")
-        return own
+        return sequences
     if local is None and micro_batch is None:
         raise InexpressibleError("neither micro-batch nor batch is stated")
     return int(local[1]) if local else micro_batch or 1
@@ -183,8 +183,8 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
     each, rest = divmod(num_layers, degrees.pp)
     if rest or num_micro_batches % degrees.pp or (row.says("1F1B") and not row.says("interleaved")):
         return [1]
-    found = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
-    return found[1:] or found if row.says("interleaved") else found
+    counts = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
+    return counts[1:] or counts if row.says("interleaved") else counts
 
 
 def _plan(row: Row, problem: Problem, d: _Degrees, size: int, policy: str, sharding: Sharding) -> Plan:

@@ -9,7 +9,7 @@ import yaml
 from experiments.validation.memory import process_ratios
 from experiments.validation.metrics import step_time_s
 from experiments.validation.predict import Case
-from experiments.validation.score import grouped
+from experiments.validation.score import group_by
 from hexiopt.cost.cost import Cost
 from hexiopt.files.plan_file import write_text
 from hexiopt.numbers.errors import LEAST, MANY_TOKENS, Evidence
@@ -30,23 +30,23 @@ def write_errors(path: Path, data: Path, priced: Sequence[tuple[Case, Cost]]) ->
     name = data.as_posix()
     old = Section(read_mapping(path), str(path)).items("kinds") if path.exists() else []
     rows = [row for row in old if row["data"] != name]
-    for (kind, many), own in grouped(priced, _key).items():
-        if kind is not None and len(own) >= LEAST:
-            rows.append(_row(kind, many, name, own))
+    for (kind, many), pairs in group_by(priced, _key).items():
+        if kind is not None and len(pairs) >= LEAST:
+            rows.append(_row(kind, many, name, pairs))
     rows.sort(key=lambda row: (row["kind"], not row["many_tokens"], row["data"]))
     write_text(path, _HEAD + yaml.safe_dump({"kinds": rows}, sort_keys=False, width=120, default_flow_style=None))
 
 
-def held_out(priced: Sequence[tuple[Case, Cost]]) -> Iterator[str]:
+def held_out_lines(priced: Sequence[tuple[Case, Cost]]) -> Iterator[str]:
     """How many runs of each kind lie in the interval of speeds that the others give, a line each: those of other
     sources, or of other models where all are of one source. Where fewer than `LEAST` are left, it is their range."""
-    for (kind, many), own in grouped(priced, _key).items():
+    for (kind, many), pairs in group_by(priced, _key).items():
         for what, name in _HELD_OUT.items():
-            groups = [[_speed(pair) for pair in group] for group in grouped(own, name).values()]
+            groups = [[_speed(pair) for pair in group] for group in group_by(pairs, name).values()]
             if kind is not None and len(groups) > 1:
                 within = sum(_within(kind, many, groups, k) for k in range(len(groups)))
                 tokens = f"{'at least' if many else 'fewer than'} {MANY_TOKENS:,} tokens"
-                yield f"{kind}, {tokens}: {within} of {len(own)} runs within the interval of runs of other {what}"
+                yield f"{kind}, {tokens}: {within} of {len(pairs)} runs within the interval of runs of other {what}"
                 break
 
 
@@ -76,8 +76,8 @@ def _key(pair: tuple[Case, Cost]) -> tuple[str | None, bool]:
     return kind_of(case.problem), tokens >= MANY_TOKENS
 
 
-def _row(kind: str, many: bool, data: str, own: Sequence[tuple[Case, Cost]]) -> dict[str, Any]:
-    speed = sorted(map(_speed, own))
-    memory = sorted(round(1.0 / ratio, 3) for case, cost in own for ratio in process_ratios(case, cost))
-    gpus = sorted({gpu.name for case, _ in own for gpu in case.problem.cluster.types})
+def _row(kind: str, many: bool, data: str, pairs: Sequence[tuple[Case, Cost]]) -> dict[str, Any]:
+    speed = sorted(map(_speed, pairs))
+    memory = sorted(round(1.0 / ratio, 3) for case, cost in pairs for ratio in process_ratios(case, cost))
+    gpus = sorted({gpu.name for case, _ in pairs for gpu in case.problem.cluster.types})
     return {"kind": kind, "many_tokens": many, "data": data, "gpus": gpus, "speed": speed, "memory": memory}

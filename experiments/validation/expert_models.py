@@ -23,7 +23,7 @@ _MODELS = Path(__file__).parent.parent / "data" / "expert_models.yaml"
 def expert_model(name: str, num_layers: int | None = None, *, predicts_further: bool = True) -> ModelSpec | None:
     """The model `name`, in lower case; None where it is not known. With `num_layers` its first layers alone; without
     `predicts_further` without the layers that predict further tokens."""
-    entry = _known().get(name)
+    entry = _known_models().get(name)
     if entry is None:
         return None
     whole = hexiopt.model(entry if isinstance(entry, str) else {"name": name, **entry})
@@ -68,5 +68,5 @@ def functional_test_model(row: Row) -> ModelSpec | None:
 
 
 @cache
-def _known() -> dict[str, Any]:
+def _known_models() -> dict[str, Any]:
     return dict(read_mapping(_MODELS)["models"])

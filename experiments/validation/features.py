@@ -42,7 +42,9 @@ OF_KINDS = (
 """Features of models whose layers are of kinds that are known, and so priced."""
 
 
-def unpriced(notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()) -> str | None:
+def unpriced_features(
+    notes: str, model_name: str, others: Mapping[str, str], priced: Collection[str] = ()
+) -> str | None:
     """The features of a run that are not priced, in words; None where there are none. `others` are its cells of columns
     beyond those of a row, `priced` features that its row states well enough."""
     features = [

@@ -65,4 +65,4 @@ def metric_named(name: str) -> Metric | str:
         return _OPEN[spelled]
     if _MEMORY.search(spelled):
         return "memory is no measure of a step; write it into notes as peak_mem_gib=…, next to a metric of time"
-    return f"is not known; write {', '.join(sorted({own.metric for own in METRICS.values()}))}"
+    return f"is not known; write {', '.join(sorted({metric.metric for metric in METRICS.values()}))}"

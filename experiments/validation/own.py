@@ -17,7 +17,7 @@ from hexiopt.units import GIB
 _HEADER = ("Plan", "Step, ms", "priced", "error", "GiB at most", "priced", "error")
 
 
-def tried_plans(job: Job, path: Path) -> float:
+def price_trials(job: Job, path: Path) -> float:
     """Price every plan of a file of trials and show the errors; returns their mean of step times, in percent.
 
     Raises InputError where no plan has been trained with.

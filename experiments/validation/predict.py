@@ -36,13 +36,13 @@ class Case:
     parts: int = 1
 
 
-def predicted(case: Case, values: Values | None = None) -> Cost:
+def predict(case: Case, values: Values | None = None) -> Cost:
     """The cost of the run with the given `values` of the fitted constants (None: those of the calibration)."""
     return cost_model(case, values).price(case.plan)
 
 
 def cost_model(case: Case, values: Values | None = None) -> PlanPricer:
-    """The pricer of the run, with `values` as in `predicted`."""
+    """The pricer of the run, with `values` as in `predict`."""
     values = constant_values() if values is None else values
     gpus, frameworks = tables(tuple(values.items()))
     cluster = case.problem.cluster

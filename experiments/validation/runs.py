@@ -13,7 +13,7 @@ from experiments.validation.memory import allocated_ratios, process_ratios, rese
 from experiments.validation.metrics import in_metric, step_time_s
 from experiments.validation.predict import Case, cost_model
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.score import Predicted, Scored, family, gpu_types, grouped, is_half_precision, spearman
+from experiments.validation.score import Predicted, Scored, family, gpu_types, group_by, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import shipped_measurements
 from hexiopt.cost.cost import Cost
@@ -54,14 +54,14 @@ class Runs:
         return cls(rows, [prediction for prediction, _ in results], [priced for _, priced in results if priced])
 
     @property
-    def known(self) -> list[Predicted]:
+    def predicted_metrics(self) -> list[Predicted]:
         """The runs that can be predicted, with their metrics."""
         return [(case, in_metric(case, cost.step_time_s)) for case, cost in self.priced]
 
     @property
-    def skipped(self) -> dict[str, list[int]]:
+    def skipped_lines(self) -> dict[str, list[int]]:
         """The lines of runs that cannot be predicted, by reason."""
-        reasons = grouped((run for run in self.predictions if run.reason), lambda run: run.reason)
+        reasons = group_by((run for run in self.predictions if run.reason), lambda run: run.reason)
         return {reason: [run.line for run in group] for reason, group in reasons.items()}
 
     def errors(
@@ -71,7 +71,7 @@ class Runs:
         of: Callable[[Case], bool] = lambda case: True,
     ) -> list[Errors]:
         """The errors of each group of at least so many of the runs `of` which this holds; its key is (name, GPU)."""
-        groups = grouped((pair for pair in self.known if of(pair[0])), lambda pair: key(pair[0]))
+        groups = group_by((pair for pair in self.predicted_metrics if of(pair[0])), lambda pair: key(pair[0]))
         return [
             _errors(*named, Scored.of(group), _rho(group)) for named, group in groups.items() if len(group) >= at_least
         ]
@@ -96,8 +96,8 @@ class Runs:
         """The errors of peaks of memory, by source."""
         lines = []
         for what, ratios_of in _PEAKS:
-            for (source, trained), group in grouped(
-                self.priced, lambda pair: (pair[0].row.source, _trained(pair[0]))
+            for (source, trained), group in group_by(
+                self.priced, lambda pair: (pair[0].row.source, _training_suffix(pair[0]))
             ).items():
                 ratios = [ratio for case, cost in group for ratio in ratios_of(case, cost)]
                 if ratios:
@@ -109,7 +109,7 @@ def layer_errors() -> list[Errors]:
     """The errors of the times of layers that Zorse measured, by GPU type and precision, and of all."""
     values = constant_values()
     ratios = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
-    kinds = grouped(ratios, lambda pair: f"{pair[0].gpu} {pair[0].workload.precision}")
+    kinds = group_by(ratios, lambda pair: f"{pair[0].gpu} {pair[0].workload.precision}")
     named = [*sorted(kinds.items()), ("all", ratios)]
     return [_errors("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in group]))) for kind, group in named]
 
@@ -141,7 +141,7 @@ def _errors(name: str, kind: str, scored: Scored, rho: float | None = None) -> E
 
 def _rho(known: Sequence[Predicted]) -> float | None:
     """The least Spearman's ρ of all families with enough rows; None where there is none."""
-    families = [group for group in grouped(known, lambda pair: family(pair[0])).values() if len(group) >= FAMILY]
+    families = [group for group in group_by(known, lambda pair: family(pair[0])).values() if len(group) >= FAMILY]
     rhos = (spearman([case.row.value for case, _ in group], [value for _, value in group]) for group in families)
     return min(rhos, default=None)
 
@@ -152,5 +152,5 @@ def _size(case: Case) -> tuple[str, str]:
     return f"micro-batches of {few} {_MANY_TOKENS:,} tokens", case.row.gpu
 
 
-def _trained(case: Case) -> str:
+def _training_suffix(case: Case) -> str:
     return "" if case.problem.workload.adapters is None else ", adapters"

@@ -80,7 +80,7 @@ def is_half_precision(row: Row) -> bool:
     return any(name in row.precision.lower().split("(")[0] for name in _HALF)
 
 
-def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def group_by(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """The rows of each key, in their order of appearance."""
     groups: dict[K, list[T]] = {}
     for row in rows:

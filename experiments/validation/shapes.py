@@ -27,13 +27,13 @@ class InexpressibleError(Exception):
 
 
 @cache
-def _known() -> dict[str, dict[str, Any]]:
+def _known_shapes() -> dict[str, dict[str, Any]]:
     return dict(read_mapping(_SHAPES)["shapes"])
 
 
 def seq_len_of(row: Row) -> int:
     """Tokens of a sequence. Raises InexpressibleError."""
-    seq_len = row.seq_len or _known().get(row.model_name.lower(), {}).get("seq_len")
+    seq_len = row.seq_len or _known_shapes().get(row.model_name.lower(), {}).get("seq_len")
     if seq_len is None:
         raise InexpressibleError("no length of sequences")
     return int(seq_len)
@@ -51,7 +51,7 @@ def model_of(row: Row) -> ModelSpec:
     of_kinds = of_kinds or functional_test_model(row)
     if of_kinds is not None:
         return of_kinds
-    known = _known().get(name, {})
+    known = _known_shapes().get(name, {})
 
     def value(column: str) -> int | None:
         stated = getattr(row, column)

@@ -49,7 +49,7 @@ def stage_layers(row: Row, model: ModelSpec, num_stages: int) -> list[int]:
 
 def _by_layout(layout: str, num_stages: int) -> list[int]:
     for repeated in (r"\(([^()]*)\)\*(\d+)", r"([a-zA-Z])\*(\d+)"):
-        layout = re.sub(repeated, lambda found: found[1] * min(int(found[2]), _MOST_RANGES), layout)
+        layout = re.sub(repeated, lambda match: match[1] * min(int(match[2]), _MOST_RANGES), layout)
     ranges = layout.split("|")
     if len(ranges) % num_stages:
         raise InexpressibleError("layers do not divide into the stages")

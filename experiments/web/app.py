@@ -71,10 +71,10 @@ def _search(searches: Searches, ending: Callable[[], bool]) -> Callable[[Request
         if not searches.take():
             return PlainTextResponse("a search is running; one at a time", 409)
 
-        async def gone() -> bool:
+        async def has_left() -> bool:
             return ending() or await request.is_disconnected()
 
-        return StreamingResponse(searches.run(data, gone), media_type="application/x-ndjson")
+        return StreamingResponse(searches.run(data, has_left), media_type="application/x-ndjson")
 
     return search
 

@@ -103,5 +103,5 @@ def _cookie_of(request: Request, name: str) -> str:
     return "" if morsel is None else morsel.value
 
 
-def _same(one: str, other: str) -> bool:
-    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode())
+def _same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())

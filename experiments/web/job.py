@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hexiopt as hx
-from experiments.app.compile import compile_once, missing
+from experiments.app.compile import compile_once, missing_kernels
 from experiments.web.question import Question, question_from
 from hexiopt.cost.executors.memory import MEMORY_PARTS
 from hexiopt.errors import InputError
@@ -102,7 +102,7 @@ def _search(problem: Problem, start: hx.PlacedPlan | None, seconds: float) -> hx
 
 
 def _compile() -> None:
-    if next(missing(), None) is not None:
+    if next(missing_kernels(), None) is not None:
         say(progress="compiling once, for one to three minutes")
         compile_once()
 

@@ -44,9 +44,9 @@ class Searches:
             raise KeyError(key)
         return self.folder / key / name
 
-    async def run(self, question: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
+    async def run(self, question: dict[str, Any], has_left: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
         """What the search says, a line of JSON each, and empty ones while it is silent; it ends early when the browser
-        is `gone`, and with this iterator."""
+        `has_left`, and with this iterator."""
         key, process = self._new_folder(), None
         try:
             self._process = process = await asyncio.create_subprocess_exec(
@@ -61,10 +61,10 @@ class Searches:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             yield _line(key=key)
             ended = False
-            async for line in _lines(process, gone):
+            async for line in _lines(process, has_left):
                 ended = ended or b'"done": true' in line
                 yield line
-            if not ended and not await gone():
+            if not ended and not await has_left():
                 await process.wait()
                 yield _line(done=True, refused=f"the search ended unexpectedly, with code {process.returncode}")
         finally:
@@ -85,11 +85,11 @@ def _line(**news: Any) -> bytes:
     return json.dumps(news).encode() + b"\n"
 
 
-async def _lines(process: asyncio.subprocess.Process, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
+async def _lines(process: asyncio.subprocess.Process, has_left: Callable[[], Awaitable[bool]]) -> AsyncIterator[bytes]:
     assert process.stdout is not None
     reading = asyncio.ensure_future(process.stdout.readline())
     try:
-        while not await gone():
+        while not await has_left():
             done, _ = await asyncio.wait([reading], timeout=_BEAT_S)
             if not done:
                 yield b"\n"

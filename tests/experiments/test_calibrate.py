@@ -11,7 +11,7 @@ import yaml
 from experiments.calibrate import FREE, calibration_yaml, fit
 from experiments.validation.cases import Given, case_of
 from experiments.validation.metrics import in_metric
-from experiments.validation.predict import Case, predicted
+from experiments.validation.predict import Case, predict
 from experiments.validation.rows import read_rows
 from experiments.validation.shipped import RUNS
 from hexiopt.numbers.constants import constants
@@ -25,7 +25,7 @@ def test_a_fit_finds_the_constants_that_made_the_figures() -> None:
     truth = {free.name: free.start for free in FREE} | {"ampere_gemm_max": 0.7, "memory_traffic": 2.4}
     found = [case_of(row, Given(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
     assert len(found) == len(LINES)
-    made = [_measured(case, in_metric(case, predicted(case, truth).step_time_s)) for case in found]
+    made = [_measured(case, in_metric(case, predict(case, truth).step_time_s)) for case in found]
     fitted = fit(made, prior=0.005)
     assert fitted["ampere_gemm_max"] == pytest.approx(0.7, rel=0.02)
     assert fitted["memory_traffic"] == pytest.approx(2.4, rel=0.05)

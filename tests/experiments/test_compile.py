@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.app import compile as compiling
-from experiments.app.compile import SOURCES, check_all, compile_once, missing
+from experiments.app.compile import SOURCES, check_all, compile_once, missing_kernels
 from tests.conftest import ROOT
 
 _COMPILED = re.compile(r"^@(?:numba\.(?:njit|vectorize)\(.*cache=True.*|kernel|entry)\ndef (\w+)", re.MULTILINE)
@@ -21,7 +21,7 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
     runs: list[int] = []
     monkeypatch.setattr(compiling, "main", lambda: runs.append(1))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    kernels = list(missing())
+    kernels = list(missing_kernels())
     assert {"events.ends_s", "kernel.least_prices"} <= set(kernels)
     compile_once()
     assert (len(runs), capsys.readouterr().err.count("hexiopt: compiling once")) == (1, 1)
@@ -30,12 +30,12 @@ def test_what_is_missing_or_older_than_its_source_is_compiled_before_a_search_an
             if text.startswith(("@numba.njit", "@numba.vectorize", "@kernel", "@entry")):
                 name = path.read_text().splitlines()[line].removeprefix("def ").partition("(")[0]
                 (tmp_path / f"{path.stem}.{name}-{line}.py311.nbi").touch()
-    assert not list(missing())
+    assert not list(missing_kernels())
     compile_once()
     assert (len(runs), capsys.readouterr().err) == (1, "")
     for old in tmp_path.glob("events.ends_s-*"):
         os.utime(old, (1.0, 1.0))
-    assert list(missing()) == ["events.ends_s"]
+    assert list(missing_kernels()) == ["events.ends_s"]
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     compile_once()
     assert len(runs) == 1

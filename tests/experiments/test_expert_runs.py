@@ -10,7 +10,7 @@ from experiments.validation.cases import Given, case_of
 from experiments.validation.expert_models import expert_model
 from experiments.validation.memory import allocated_ratios
 from experiments.validation.metrics import step_time_s
-from experiments.validation.predict import Case, predicted
+from experiments.validation.predict import Case, predict
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import EXPERT_RUNS
@@ -43,7 +43,7 @@ def case(line: int) -> Case:
 def error(line: int) -> float:
     """Predicted over measured step time, less one."""
     one = case(line)
-    return predicted(one).step_time_s / step_time_s(one) - 1
+    return predict(one).step_time_s / step_time_s(one) - 1
 
 
 def test_devices_that_share_experts_are_a_group_of_replicas() -> None:
@@ -100,7 +100,7 @@ STRATEGIES = (96, 95, 98, 99)
 
 def test_strategies_are_ranked_as_measured() -> None:
     measured = [step_time_s(case(line)) for line in STRATEGIES]
-    seconds = [predicted(case(line)).step_time_s for line in STRATEGIES]
+    seconds = [predict(case(line)).step_time_s for line in STRATEGIES]
     assert measured == sorted(measured)
     assert seconds == sorted(seconds)
     assert max(abs(error(line)) for line in STRATEGIES) < 0.13
@@ -109,7 +109,7 @@ def test_strategies_are_ranked_as_measured() -> None:
 @pytest.mark.parametrize("line", [101, 103, 105, 107])
 def test_natural_routing_takes_longer_by_what_was_measured(line: int) -> None:
     """16K to 128K tokens, forced and natural: the four pairs that the imbalance is from."""
-    ratios = [f(case(line)) / f(case(line + 1)) for f in (step_time_s, lambda one: predicted(one).step_time_s)]
+    ratios = [f(case(line)) / f(case(line + 1)) for f in (step_time_s, lambda one: predict(one).step_time_s)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.01)
 
 
@@ -158,7 +158,7 @@ def test_peaks_of_functional_tests_are_read_in_gb() -> None:
             one = case_of(row, NOTHING)
         except InexpressibleError:
             continue
-        ratios += allocated_ratios(one, predicted(one))
+        ratios += allocated_ratios(one, predict(one))
     assert len(ratios) >= 15
     assert np.median(np.abs(np.array(ratios) - 1)) < 0.2
 

@@ -10,9 +10,9 @@ import pytest
 from experiments.validation.cases import case_of
 from experiments.validation.layers import MeasuredLayer, measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, reserved_ratios
-from experiments.validation.predict import Case, predicted
+from experiments.validation.predict import Case, predict
 from experiments.validation.rows import read_rows
-from experiments.validation.score import grouped
+from experiments.validation.score import group_by
 from experiments.validation.shipped import RUNS, shipped_measurements
 from hexiopt.cost.cost import Cost
 from hexiopt.numbers.constants import constant_values
@@ -23,7 +23,7 @@ def layers() -> dict[tuple[str, str], list[tuple[MeasuredLayer, float]]]:
     """Layers and predicted over measured seconds, by GPU type and precision."""
     values = constant_values()
     found = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
-    return grouped(found, lambda pair: (pair[0].gpu, pair[0].workload.precision))
+    return group_by(found, lambda pair: (pair[0].gpu, pair[0].workload.precision))
 
 
 def test_layers_of_thirteen_types_are_predicted_within_the_aim() -> None:
@@ -48,7 +48,7 @@ def test_the_speed_of_a_type_relative_to_another(gpu: str) -> None:
 def simumax() -> list[tuple[Case, Cost]]:
     rows = [row for row in read_rows(RUNS) if row.source == "MooreThreads/SimuMax"]
     cases = [case_of(row, shipped_measurements()) for row in rows]
-    return [(case, predicted(case)) for case in cases]
+    return [(case, predict(case)) for case in cases]
 
 
 def test_measured_peaks_are_predicted_within_the_aim() -> None:

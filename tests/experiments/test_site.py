@@ -42,7 +42,7 @@ def test_the_navigation_names_every_page_once() -> None:
 @pytest.mark.parametrize("page", sorted(sources()))
 def test_links_lead_to_pages(page: str) -> None:
     found = sources()
-    text = site.linked(prose(found[page]), page)
+    text = site.with_links(prose(found[page]), page)
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         if not re.match(r"https://", target):
             at = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
@@ -51,14 +51,18 @@ def test_links_lead_to_pages(page: str) -> None:
 
 def test_links_are_moved_with_their_pages() -> None:
     text = "[a](docs/planning.md#sweeps) ![b](docs/validation.png) [`c`](hexiopt/solving/solver.py) [d](https://e.org/f.md)"
-    assert site.linked(text, "index.md") == ("[a](planning.md#sweeps) ![b](validation.png) `c` [d](https://e.org/f.md)")
-    assert site.linked("[a](../README.md)", "python.md") == "[a](index.md)"
-    assert site.linked("[a](../../docs/results/index.md)", "notebooks/01_first_plan.md") == "[a](../results/index.md)"
-    assert site.linked("[a](02_hexiscale_case_study.ipynb)", "notebooks/01_first_plan.md") == (
+    assert site.with_links(text, "index.md") == (
+        "[a](planning.md#sweeps) ![b](validation.png) `c` [d](https://e.org/f.md)"
+    )
+    assert site.with_links("[a](../README.md)", "python.md") == "[a](index.md)"
+    assert (
+        site.with_links("[a](../../docs/results/index.md)", "notebooks/01_first_plan.md") == "[a](../results/index.md)"
+    )
+    assert site.with_links("[a](02_hexiscale_case_study.ipynb)", "notebooks/01_first_plan.md") == (
         "[a](02_hexiscale_case_study.md)"
     )
-    assert site.linked("```\n[a](../README.md)\n```", "python.md") == "```\n[a](../README.md)\n```"
-    assert site.linked("[a](nowhere.md)", "python.md") == "[a](nowhere.md)"  # for MkDocs to complain about
+    assert site.with_links("```\n[a](../README.md)\n```", "python.md") == "```\n[a](../README.md)\n```"
+    assert site.with_links("[a](nowhere.md)", "python.md") == "[a](nowhere.md)"  # for MkDocs to complain about
 
 
 def test_formulas_are_drawn_by_the_browser_itself() -> None:

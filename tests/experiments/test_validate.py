@@ -16,13 +16,13 @@ from scipy.stats import spearmanr
 
 from experiments.validation.cases import Given, case_of
 from experiments.validation.clusters import gpu_of, machines_of
-from experiments.validation.features import unpriced
+from experiments.validation.features import unpriced_features
 from experiments.validation.metric_names import METRICS
 from experiments.validation.metrics import in_metric, step_time_s
-from experiments.validation.predict import Case, predicted
+from experiments.validation.predict import Case, predict
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.rules import framework_of
-from experiments.validation.score import Predicted, Scored, family, grouped, is_half_precision, spearman
+from experiments.validation.score import Predicted, Scored, family, group_by, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError, model_of
 from experiments.validation.shipped import HELD_OUT, RUNS, shipped_measurements
 from hexiopt.errors import InputError
@@ -105,8 +105,8 @@ def test_sharding_interleaving_and_cuts_are_as_stated() -> None:
 def test_blanks_are_what_the_model_finds_fastest() -> None:
     found = case(micro_batch=None)
     sizes = [1, 2, 4, 8, 16]
-    times = {size: predicted(case(micro_batch=size)).step_time_s for size in sizes}
-    assert predicted(found).step_time_s == min(times.values())
+    times = {size: predict(case(micro_batch=size)).step_time_s for size in sizes}
+    assert predict(found).step_time_s == min(times.values())
     assert found.plan.pipelines[0].micro_batch_size == min(times, key=times.__getitem__)
     parallel = case(tp=None, pp=None, dp=None, notes="model-parallel size tp*pp=16 (split not stated)").plan
     assert (parallel.pipelines[0].stages[0].tp, len(parallel.pipelines[0].stages)) == (8, 2)
@@ -127,8 +127,8 @@ def test_megatrons_distributed_optimizer_is_open_where_the_row_is_silent() -> No
     shape = {"tp": 1, "pp": 2, "dp": 16, "micro_batch": 1, "recompute": ""}
     silent, stated = (case(**large, **shape, zero_stage_or_fsdp=text) for text in ("", "none"))
     assert (silent.plan.sharding.stage, stated.plan.sharding.stage) == (1, 0)
-    assert predicted(silent).fits
-    assert not predicted(stated).fits
+    assert predict(silent).fits
+    assert not predict(stated).fits
     assert case(precision="bf16", zero_stage_or_fsdp="", notes="overlap param-gather").plan.sharding.stage == 1
     assert case(zero_stage_or_fsdp="", notes="overlap param-gather").plan.sharding.stage == 1
     assert case(zero_stage_or_fsdp="").plan.sharding.stage == 0
@@ -229,7 +229,7 @@ def test_scores() -> None:
     scored = Scored.of(pairs)
     assert (scored.mean_percent, scored.median_percent) == (pytest.approx(20 / 3), pytest.approx(10))
     assert scored.bias_percent == pytest.approx(0, abs=1e-9)
-    assert len(grouped(pairs, lambda pair: family(pair[0]))) == 1
+    assert len(group_by(pairs, lambda pair: family(pair[0]))) == 1
 
 
 def test_context_parallelism_has_a_pipeline_for_each_part_of_a_sequence() -> None:
@@ -241,8 +241,8 @@ def test_context_parallelism_has_a_pipeline_for_each_part_of_a_sequence() -> Non
     assert (ring.parts, len(ring.plan.pipelines), workload.seq_len, workload.global_batch) == (2, 8, 4096, 128)
     assert workload.tokens == 64 * 8192
     whole = case(**stated | {"cp": 1, "dp": 8})
-    assert predicted(whole).step_time_s < predicted(exchanged).step_time_s < 1.3 * predicted(whole).step_time_s
-    assert predicted(ring).step_time_s == pytest.approx(predicted(whole).step_time_s, rel=0.03)  # hidden by attention
+    assert predict(whole).step_time_s < predict(exchanged).step_time_s < 1.3 * predict(whole).step_time_s
+    assert predict(ring).step_time_s == pytest.approx(predict(whole).step_time_s, rel=0.03)  # hidden by attention
     # Rates count the FLOPs of whole sequences.
     rates = [in_metric(replace(one, row=replace(one.row, metric="tflops_per_gpu")), 1.0) for one in (ring, whole)]
     assert rates[0] == pytest.approx(rates[1])
@@ -270,7 +270,7 @@ def priced(those: Callable[[Row], bool], path: Path = RUNS) -> list[Predicted]:
     for row in filter(those, read_rows(path)):
         with suppress(InexpressibleError):
             one = case_of(row, shipped_measurements())
-            found.append((one, in_metric(one, predicted(one).step_time_s)))
+            found.append((one, in_metric(one, predict(one).step_time_s)))
     return found
 
 
@@ -341,7 +341,7 @@ def test_validate_predicts_a_users_file(hexiopt: Run, tmp_path: Path) -> None:
     assert [row["reason"] for row in rows] == ["", "degrees do not multiply to the number of GPUs", "", ""]
     assert [row["recompute"] for row in rows] == ["none", "", "none", "full/none"]
     one = case_of(read_rows(path)[0], shipped_measurements())
-    assert float(rows[0]["predicted"]) == pytest.approx(predicted(one).step_time_s)
+    assert float(rows[0]["predicted"]) == pytest.approx(predict(one).step_time_s)
     assert float(rows[0]["error"]) == pytest.approx(float(rows[0]["predicted"]) / 1.0 - 1)
     assert (tmp_path / "out" / "validation.png").read_bytes().startswith(b"\x89PNG")
 
@@ -351,7 +351,7 @@ def test_runs_of_a_mixed_cluster_are_predicted_in_order() -> None:
     rows = [row for row in read_rows(RUNS) if "V100" in row.gpu and "T4" in row.gpu]
     cases = [case_of(row, NOTHING) for row in rows]
     assert len(rows) == 21
-    usual = [(c.row.value, predicted(c).step_time_s) for c in cases if not 3.81 <= c.row.value <= 3.92]
+    usual = [(c.row.value, predict(c).step_time_s) for c in cases if not 3.81 <= c.row.value <= 3.92]
     assert len(usual) == 19
     assert spearman(*map(list, zip(*usual, strict=True))) >= 0.9
 
@@ -380,7 +380,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 def test_rates_of_all_gpus_and_of_one_agree() -> None:
-    step_s = predicted(case()).step_time_s
+    step_s = predict(case()).step_time_s
     values = {name: in_metric(case(metric=name), step_s) for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
     assert values["tokens_per_s"] == pytest.approx(16 * values["tokens_per_s_per_gpu"])
     assert in_metric(case(metric="samples_per_s"), step_s) == pytest.approx(64 / step_s)
@@ -390,7 +390,7 @@ def test_rates_of_all_gpus_and_of_one_agree() -> None:
 
 def test_no_run_that_constants_were_fitted_to_is_skipped() -> None:
     for path in (RUNS, HELD_OUT, RUNS.with_name("own_h100_runs.csv"), RUNS.with_name("small_model_runs.csv")):
-        assert not [row.line for row in read_rows(path) if unpriced(row.notes, row.model_name, row.others)]
+        assert not [row.line for row in read_rows(path) if unpriced_features(row.notes, row.model_name, row.others)]
 
 
 def test_skipped_rows_are_counted_with_their_lines(hexiopt: Run, tmp_path: Path) -> None:
@@ -438,9 +438,9 @@ def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
 def test_our_own_steps_on_an_h100_are_predicted_and_small_models_not_too_slow() -> None:
     own = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("own_h100_runs.csv"))]
     assert {one.framework for one in own} == {"hexiopt_flash"}
-    errors = [predicted(one).step_time_s / one.row.value - 1 for one in own]
+    errors = [predict(one).step_time_s / one.row.value - 1 for one in own]
     assert np.mean(np.abs(errors)) < 0.03
     small = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("small_model_runs.csv"))]
-    ratios = [predicted(one).step_time_s / one.row.value for one in small]
+    ratios = [predict(one).step_time_s / one.row.value for one in small]
     assert max(ratios) < 1.01, "the host's floor is what the fastest runs took"
     assert np.mean(np.abs(np.array(ratios) - 1)) < 0.3

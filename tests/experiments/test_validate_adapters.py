@@ -7,7 +7,7 @@ import pytest
 
 from experiments.validation.adapters import adapters_of
 from experiments.validation.cases import case_of
-from experiments.validation.errors import held_out
+from experiments.validation.errors import held_out_lines
 from experiments.validation.memory import process_ratios
 from experiments.validation.predict import cost_model
 from experiments.validation.rows import Row, read_rows
@@ -63,10 +63,10 @@ def test_clean_rows_of_many_tokens_are_predicted_within_a_tenth() -> None:
     assert np.median(np.abs(np.array(times) - 1)) < 0.10
     assert np.median(np.abs(np.array(memories) - 1)) < 0.10
     # 14 B's two fastest and 1.8 B's slowest lie outside the range of the other models.
-    assert list(held_out(priced)) == [
+    assert list(held_out_lines(priced)) == [
         "adapters, at least 1,024 tokens: 9 of 12 runs within the interval of runs of other models"
     ]
-    assert list(held_out([pair for pair in priced if pair[0].row.model_name == "qwen-7b"])) == []
+    assert list(held_out_lines([pair for pair in priced if pair[0].row.model_name == "qwen-7b"])) == []
 
 
 def _is_clean(row: Row) -> bool:

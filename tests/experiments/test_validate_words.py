@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiments.validation.cases import case_of
-from experiments.validation.features import unpriced
+from experiments.validation.features import unpriced_features
 from experiments.validation.metric_names import Metric, metric_named
 from experiments.validation.rules import precision_of
 from experiments.validation.shapes import InexpressibleError
@@ -97,7 +97,7 @@ def test_names_that_leave_it_open_are_refused_with_the_remedy(name: str, words: 
 )
 def test_what_is_not_priced_is_told_by_notes_name_or_column(stated: dict[str, Any], feature: str | None) -> None:
     row = replace(PLAIN, **stated)
-    assert unpriced(row.notes, row.model_name, row.others) == feature
+    assert unpriced_features(row.notes, row.model_name, row.others) == feature
     if feature is not None:
         with pytest.raises(InexpressibleError, match=re.escape(feature)):
             case_of(row, NOTHING)

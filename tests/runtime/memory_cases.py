@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from experiments.lab.memory import Used, used_by
+from experiments.lab.memory import Used, trainee_memory_use
 from hexiopt.cost.executors.memory import MEMORY_PARTS, Memory
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.parallelism import TensorParallel
@@ -69,7 +69,7 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
             return torch.randint(model.vocab_size, (end - first, workload.seq_len + 1), generator=generator)
 
         executor = trainee.layout.executor_of[rank]
-        return (executor.pipeline, executor.stage), used_by(trainee, sequences)
+        return (executor.pipeline, executor.stage), trainee_memory_use(trainee, sequences)
 
     return run_ranks(len(plan.devices()), work)
 

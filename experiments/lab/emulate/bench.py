@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.lab.emulate.fabric import Fabric
 from experiments.lab.emulate.pace import Pace, write_paces
-from experiments.lab.emulate.stand_in import narrowed, paces
+from experiments.lab.emulate.stand_in import narrow, paces
 from hexiopt.cost.cost import Cost
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import plan_file_to_dict, write_text
@@ -40,7 +40,7 @@ class EmulationBench:
 
     def __init__(self, folder: Path, problem: Problem, divisor: int, seed: int) -> None:
         self._folder, self._problem, self._divisor, self._seed = folder, problem, divisor, seed
-        self._small = narrowed(problem, divisor)
+        self._small = narrow(problem, divisor)
         self._tokens = folder / "tokens.npy"
         drawn = np.random.default_rng(seed).integers(self._small.model.vocab_size, size=2 * self._small.workload.tokens)
         np.save(self._tokens, drawn.astype(np.int32))
@@ -49,20 +49,22 @@ class EmulationBench:
         """Seconds of a step as fast as this machine goes, links as they are."""
         return self._train(plan, 1, _SETUP_S, None)[0][-1]
 
-    def paced(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
+    def paced_steps(self, plan: Plan, cost: Cost, steps: int, dilation: float, *, shaped: bool) -> Steps:
         """So many steps after a first one, slower by `dilation`; on links of the cluster if `shaped`."""
-        found = paces(self._problem, plan, cost, dilation)
+        rank_paces = paces(self._problem, plan, cost, dilation)
         devices = layout_of(plan, self._problem.model).devices
         slowdown = self._divisor**2 * dilation
         with Fabric(self._problem.cluster, devices, slowdown) if shaped else nullcontext() as fabric:
             if fabric is not None:
-                found = [replace(p, namespace=fabric.namespaces[d]) for p, d in zip(found, devices, strict=True)]
+                rank_paces = [
+                    replace(p, namespace=fabric.namespaces[d]) for p, d in zip(rank_paces, devices, strict=True)
+                ]
             path = self._folder / "paces.json"
-            write_paces(path, found)
+            write_paces(path, rank_paces)
             timeout_s = _SETUP_S + _SLOWEST * dilation * cost.step_time_s
             seconds, timelines = self._train(plan, steps + 1, timeout_s, path)
-        late = max(_lateness(found[timeline["rank"]], timeline) for timeline in timelines)
-        return Steps(tuple(one / dilation for one in seconds[1:]), late)
+        late = max(_lateness(rank_paces[timeline["rank"]], timeline) for timeline in timelines)
+        return Steps(tuple(step_s / dilation for step_s in seconds[1:]), late)
 
     def _train(self, plan: Plan, steps: int, timeout_s: float, pace: Path | None) -> tuple[list[float], list[Event]]:
         """Seconds of every step, and the timelines of all ranks."""

@@ -30,7 +30,7 @@ _MACHINES = 512  # of a /24 each
 _MOST = 2e9  # bytes/s; faster links are left as they are
 
 
-def unsupported(cluster: Cluster) -> str | None:
+def network_hindrance(cluster: Cluster) -> str | None:
     """Why a cluster's network cannot be emulated on this machine, and what to do; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -71,8 +71,8 @@ class Fabric:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        own = {self._core, *self.namespaces.values()}
-        _remove(name for name in _ours() if name in own)
+        namespaces = {self._core, *self.namespaces.values()}
+        _remove(name for name in _ours() if name in namespaces)
 
     def _build(self) -> None:
         for name in (self._core, *self.namespaces.values()):
@@ -100,8 +100,8 @@ class Fabric:
             self._join(
                 bridge,
                 root if place is None else bridges[place],
-                [(rate, "src", own) for own in interfaces.values()],
-                [(rate, "dst", own) for own in interfaces.values()],
+                [(rate, "src", addresses) for addresses in interfaces.values()],
+                [(rate, "dst", addresses) for addresses in interfaces.values()],
             )
             for device in devices:
                 self._attach(device, m, bridge, devices)
@@ -153,7 +153,7 @@ class Fabric:
             if other != device:
                 rate = machine.pair_bandwidth(int(index_of[device]), int(index_of[other]))
                 rates.setdefault(rate, []).append(self.addresses[other])
-        self._shape(namespace, INTERFACE, [(rate, "dst", own) for rate, own in rates.items()])
+        self._shape(namespace, INTERFACE, [(rate, "dst", addresses) for rate, addresses in rates.items()])
 
     def _shape(self, namespace: str, link: str, classes: Iterable[tuple[float, str, list[str]]]) -> None:
         """Limit what a link sends: (bytes/s, src or dst, addresses) each; no addresses are all."""

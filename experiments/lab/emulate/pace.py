@@ -60,23 +60,23 @@ def pace_until(began_s: float, seconds: float) -> None:
         time.sleep(left)
 
 
-def write_paces(path: Path, found: list[Pace]) -> None:
+def write_paces(path: Path, paces: list[Pace]) -> None:
     """Write the paces of all ranks as JSON."""
-    write_text(path, json.dumps([asdict(pace) | {"times": pace.times and pace.times.to_data()} for pace in found]))
+    write_text(path, json.dumps([asdict(pace) | {"times": pace.times and pace.times.to_data()} for pace in paces]))
 
 
 def read_pace(path: Path, rank: int) -> Pace:
     """A rank's pace of a file that `write_paces` wrote."""
-    own = json.loads(path.read_text(encoding="utf-8"))[rank]
+    data = json.loads(path.read_text(encoding="utf-8"))[rank]
     return Pace(
-        tuple(map(tuple, own["chunks"])),
-        own["optimizer_s"],
-        tuple(own["latency_s"]),
-        own["namespace"],
-        tuple((forward_s, backward_s) for forward_s, backward_s in own["units"]),
-        tuple(map(tuple, own["last_parts"])),
-        tuple(map(tuple, own["first_parts"])),
-        own["times"] and StepTimes.of_data(own["times"]),
+        tuple(map(tuple, data["chunks"])),
+        data["optimizer_s"],
+        tuple(data["latency_s"]),
+        data["namespace"],
+        tuple((forward_s, backward_s) for forward_s, backward_s in data["units"]),
+        tuple(map(tuple, data["last_parts"])),
+        tuple(map(tuple, data["first_parts"])),
+        data["times"] and StepTimes.of_data(data["times"]),
     )
 
 
@@ -116,13 +116,13 @@ class PaceHooks(Hooks):
             return part
         seconds = self._pace.first_parts[chunk][number]
 
-        def paced(x: Tensor) -> Tensor:
+        def paced_part(x: Tensor) -> Tensor:
             began_s = time.time()
             y = part(x)
             pace_until(began_s, seconds)
             return y
 
-        return paced
+        return paced_part
 
     def stepped(self, began_s: float, share: float) -> None:
         """Wait until that share of the optimizer's time is over."""

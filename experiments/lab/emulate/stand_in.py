@@ -39,11 +39,11 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     times = StepTimes.priced(problem, plan)
     assert times is not None, "it has a price"
     optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
-    found = []
+    rank_paces = []
     for rank, executor in enumerate(layout.executor_of):
         priced = cost.pipelines[executor.pipeline].stages[executor.stage].executors[executor.replica]
         device = layout.devices[rank]
-        found.append(
+        rank_paces.append(
             Pace(
                 tuple(tuple(dilation * s for s in chunk_s) for chunk_s in priced.chunk_s),
                 dilation * optimizer_s[device],
@@ -58,7 +58,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
                 times=times,
             )
         )
-    return found
+    return rank_paces
 
 
 def _parts(
@@ -77,7 +77,7 @@ def _parts(
             samples = stage.parallelism.samples(pipeline.micro_batch_size)[executor.replica]
             embedding, head = model.stages.ends_s(tp_group, samples)
             layer_s = partial(model.stages.layer_s, tp_group, samples)
-    found = []
+    parts_by_chunk = []
     for chunk, chunk_s in zip(executor.chunks, priced.chunk_s, strict=True):
         each_s = [layer_s(policy)[backward] for policy in chunk.recompute]
         parts_s = [
@@ -86,8 +86,8 @@ def _parts(
             *([(head.forward_s, head.backward_s)[backward]] if chunk.last else []),
         ]
         in_order = parts_s[::-1] if backward else parts_s
-        found.append(tuple(dilation * chunk_s[backward] * own_s / sum(parts_s) for own_s in in_order))
-    return tuple(found)
+        parts_by_chunk.append(tuple(dilation * chunk_s[backward] * part_s / sum(parts_s) for part_s in in_order))
+    return tuple(parts_by_chunk)
 
 
 # ------------------------------------------------------------------ the stand-in
@@ -102,7 +102,7 @@ def divisors(problem: Problem) -> Iterator[int]:
             yield divisor
 
 
-def narrowed(problem: Problem, divisor: int) -> Problem:
+def narrow(problem: Problem, divisor: int) -> Problem:
     """The problem with a model and sequences narrower by `divisor`. Raises InputError where widths do not divide."""
     possible = list(divisors(problem))
     if divisor not in possible:

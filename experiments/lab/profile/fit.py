@@ -55,7 +55,7 @@ def fit_channel(points: Sequence[MeasuredPoint]) -> Channel:
     """Of exchanges: a message of so many bytes, and an empty one back."""
     num_bytes, seconds = _arrays(points, "bytes")
     # Two latencies, and the bytes one way.
-    return _stated(channel_of(np.full_like(seconds, 2.0), num_bytes, seconds))
+    return _cap_latency(channel_of(np.full_like(seconds, 2.0), num_bytes, seconds))
 
 
 def fit_ring(points: Sequence[MeasuredPoint]) -> Channel:
@@ -63,10 +63,10 @@ def fit_ring(points: Sequence[MeasuredPoint]) -> Channel:
     per_latency = np.array([ring_collective_s(0.0, int(p.size["ranks"]), 1.0, 1.0) for p in points])
     per_byte = np.array([ring_collective_s(p.size["bytes"], int(p.size["ranks"]), 1.0, 0.0) for p in points])
     seconds = np.array([point.seconds for point in points])
-    return _stated(channel_of(per_latency, per_byte, seconds))
+    return _cap_latency(channel_of(per_latency, per_byte, seconds))
 
 
-def _stated(channel: Channel) -> Channel:
+def _cap_latency(channel: Channel) -> Channel:
     """With a latency that a cluster file may state."""
     return replace(channel, latency_s=min(channel.latency_s, MAX_LATENCY_US * MICROSECOND))
 

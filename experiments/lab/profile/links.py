@@ -52,7 +52,7 @@ class Links:
             )
 
         of = (self._names[sender], self._names[receiver])
-        return self._sized("message", of, run, agree, first=self._rank == sender)
+        return self._measure_sizes("message", of, run, agree, first=self._rank == sender)
 
     def collectives(self, ranks: tuple[int, ...], group: dist.ProcessGroup) -> list[MeasuredPoint]:
         """All-gather and reduce-scatter of each size (gathered) over a TP group. The points, on its first rank."""
@@ -74,10 +74,10 @@ class Links:
         first = self._rank == ranks[0]
         points: list[MeasuredPoint] = []
         for what, run in (("all_gather", gather), ("reduce_scatter", scatter)):
-            points += self._sized(what, of, run, agree, first=first)
+            points += self._measure_sizes(what, of, run, agree, first=first)
         return points
 
-    def _sized(
+    def _measure_sizes(
         self,
         what: str,
         of: tuple[str, ...],
@@ -98,16 +98,16 @@ class Links:
             agree(runs)
             if not int(runs):
                 break
-            once_s = min(self._timed(run, whole) for _ in range(2))  # the first run may open connections
+            once_s = min(self._time_run(run, whole) for _ in range(2))  # the first run may open connections
             least, most = _RUNS
             runs.fill_(max(least, min(most, int(share_s / max(once_s, 1e-7)))))
             agree(runs)
-            seconds = median(self._timed(run, whole) for _ in range(int(runs)))
+            seconds = median(self._time_run(run, whole) for _ in range(int(runs)))
             ranks = {"ranks": len(of)} if what != "message" else {}
             points.append(MeasuredPoint(what, {"bytes": float(2 * len(whole)), **ranks}, seconds, of))
         return points if first else []
 
-    def _timed(self, run: Callable[[Tensor], None], whole: Tensor) -> float:
+    def _time_run(self, run: Callable[[Tensor], None], whole: Tensor) -> float:
         wait_for(self._device)
         began = time.perf_counter()
         run(whole)

@@ -18,7 +18,7 @@ def accept(devices: Sequence[Device]) -> None:
     """Check nothing."""
 
 
-def measured_here(
+def measure_here(
     request: Request, tell: Callable[[str], None], check: Callable[[Sequence[Device]], None] = accept
 ) -> Measurement:
     """The measurement by the processes of this machine, each of which calls `check`, a function of a module. Raises
@@ -28,7 +28,7 @@ def measured_here(
     if gpus and count > gpus:
         raise InputError(f"profile.processes: {count} on {gpus} GPUs; state at most {gpus}")
     try:
-        first, *_ = run_processes(count, "cuda" if gpus else "cpu", _measured, request, check, tell=tell)
+        first, *_ = run_processes(count, "cuda" if gpus else "cpu", _measure_rank, request, check, tell=tell)
     except ProcessFailedError as error:
         raise MeasuringFailedError(f"measuring ended too early: {error}") from None
     if isinstance(first, str):
@@ -37,7 +37,7 @@ def measured_here(
     return first
 
 
-def _measured(
+def _measure_rank(
     tell: Callable[[str], None], request: Request, check: Callable[[Sequence[Device]], None]
 ) -> Measurement | str | None:
     """Of rank 0 what all have measured; of any the line that refuses it."""

@@ -28,16 +28,16 @@ class NetworkPart:
 
 def parts_of(measured: Measurement, types: Sequence[Type]) -> list[NetworkPart]:
     """A part for each machine and type, in the order of ranks."""
-    type_of = {rank: one for one in types for rank in one.ranks}
-    found: dict[tuple[str, str], list[int]] = {}
+    type_of = {rank: device_type for device_type in types for rank in device_type.ranks}
+    ranks_by_part: dict[tuple[str, str], list[int]] = {}
     for rank, device in enumerate(measured.devices):
-        found.setdefault((device.machine, type_of[rank].name), []).append(rank)
-    machines = [machine for machine, _ in found]
+        ranks_by_part.setdefault((device.machine, type_of[rank].name), []).append(rank)
+    machines = [machine for machine, _ in ranks_by_part]
     return [
         NetworkPart(
             machine if machines.count(machine) == 1 else f"{machine}.{name}", machine, type_of[ranks[0]], tuple(ranks)
         )
-        for (machine, name), ranks in found.items()
+        for (machine, name), ranks in ranks_by_part.items()
     ]
 
 
@@ -62,7 +62,7 @@ def machine_entry(part: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str,
         "intra_bandwidth_gb_per_s": digits(common.bytes_per_s / GB),
         "intra_latency_us": digits(common.latency_s / MICROSECOND),
     }
-    others = [{"between": list(pair), **_stated(link)} for pair, link in inside.items() if _differs(link, common)]
+    others = [{"between": list(pair), **_link_entry(link)} for pair, link in inside.items() if _differs(link, common)]
     if others:
         entry["intra_links"] = others
     return entry
@@ -74,41 +74,41 @@ def pair_of(part: NetworkPart, pair: Sequence[int], links: Mapping[Pair, Channel
     if not 0 <= a < b < len(part.ranks):
         return None
     link = links.get((part.ranks[a], part.ranks[b]))
-    return None if link is None else _stated(link)
+    return None if link is None else _link_entry(link)
 
 
-def between_parts(one: NetworkPart, other: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str, float] | None:
+def between_parts(part: NetworkPart, other: NetworkPart, links: Mapping[Pair, Channel]) -> dict[str, float] | None:
     """The usual link of the devices of two parts, both ways; None where none was measured."""
-    found = [links[pair] for a in one.ranks for b in other.ranks for pair in ((a, b), (b, a)) if pair in links]
-    return _stated(usual(found)) if found else None
+    part_links = [links[pair] for a in part.ranks for b in other.ranks for pair in ((a, b), (b, a)) if pair in links]
+    return _link_entry(usual(part_links)) if part_links else None
 
 
 def inter_machine(
     parts: Sequence[NetworkPart], links: Mapping[Pair, Channel]
 ) -> tuple[dict[str, float] | None, list[dict[str, Any]]]:
     """The usual link between machines, None with one machine; and the links that are not usual."""
-    found = {
-        (one.name, other.name): links[one.ranks[0], other.ranks[0]]
-        for one in parts
+    machine_links = {
+        (part.name, other.name): links[part.ranks[0], other.ranks[0]]
+        for part in parts
         for other in parts
-        if one.machine != other.machine and (one.ranks[0], other.ranks[0]) in links
+        if part.machine != other.machine and (part.ranks[0], other.ranks[0]) in links
     }
-    if not found:
+    if not machine_links:
         return None, []
-    common = usual(list(found.values()))
+    common = usual(list(machine_links.values()))
     stated = []
-    for (a, b), there in found.items():
-        back = found.get((b, a))
+    for (a, b), there in machine_links.items():
+        back = machine_links.get((b, a))
         if back is not None and not _differs(there, back):
             both = usual([there, back])
             if a < b and _differs(both, common):
-                stated.append({"between": [a, b], **_stated(both)})
+                stated.append({"between": [a, b], **_link_entry(both)})
         elif _differs(there, common):
-            stated.append({"from": a, "to": b, **_stated(there)})
-    return _stated(common), stated
+            stated.append({"from": a, "to": b, **_link_entry(there)})
+    return _link_entry(common), stated
 
 
-def _stated(link: Channel) -> dict[str, float]:
+def _link_entry(link: Channel) -> dict[str, float]:
     return {"bandwidth_gb_per_s": digits(link.bytes_per_s / GB), "latency_us": digits(link.latency_s / MICROSECOND)}
 
 

@@ -93,7 +93,7 @@ class OperatorBench:
 
     def points(self, tell: Callable[[str], None]) -> list[MeasuredPoint]:
         """Every kind of operator over its sizes; `tell` hears which is next."""
-        found: list[MeasuredPoint] = []
+        points: list[MeasuredPoint] = []
         for kind, measure in (
             ("launch", self._launch),
             ("gemm", self._gemms),
@@ -102,13 +102,13 @@ class OperatorBench:
             ("adam", self._adam),
         ):
             tell(kind)
-            began, least = time.perf_counter(), len(found) + _LEAST_POINTS
+            began, least = time.perf_counter(), len(points) + _LEAST_POINTS
             for point in measure():
-                found.append(point)
-                if len(found) >= least and time.perf_counter() - began > _OVERTIME * self.seconds:
+                points.append(point)
+                if len(points) >= least and time.perf_counter() - began > _OVERTIME * self.seconds:
                     break  # a machine that others use too takes longer than was foreseen
             free_unused(self.device)
-        return found
+        return points
 
     def peak(self, precision: str) -> MeasuredPoint | None:
         """The fastest product of large matrices in any precision; None where torch cannot do it."""
@@ -156,7 +156,7 @@ class OperatorBench:
             for shape in shapes
             if _gemm_flops(*shape) < speed * self.seconds / 4 and 8.0 * _elements(*shape) < self.most_bytes
         ]
-        chosen = spread(fitting or shapes[:1], _POINTS["gemm"])
+        chosen = sample_evenly(fitting or shapes[:1], _POINTS["gemm"])
         share_s = self.seconds / len(chosen) / _PRODUCTS
         for tokens, (inner, outer) in from_both_ends(chosen):
             x, w, dy = (self._random(shape) for shape in ((tokens, inner), (outer, inner), (tokens, outer)))
@@ -179,7 +179,7 @@ class OperatorBench:
             if _attention_flops(*shape) < speed * self.seconds / 20
             and 40.0 * shape[0] * shape[1][0] * shape[1][1] < self.most_bytes
         ]
-        chosen = spread(fitting or shapes[:1], _POINTS["attention"])
+        chosen = sample_evenly(fitting or shapes[:1], _POINTS["attention"])
         for tokens, (heads, width) in from_both_ends(chosen):
             q, k, v, dy = (self._random((1, heads, tokens, width)) for _ in range(4))
             for x in (q, k, v):
@@ -197,7 +197,7 @@ class OperatorBench:
     def _streams(self) -> Iterator[MeasuredPoint]:
         """Two arrays read and one written, element by element."""
         fitting = [size for size in _STREAM_BYTES if 2.0 * size < self.most_bytes]
-        for num_bytes in from_both_ends(spread(fitting or _STREAM_BYTES[:1], _POINTS["stream"])):
+        for num_bytes in from_both_ends(sample_evenly(fitting or _STREAM_BYTES[:1], _POINTS["stream"])):
             count = num_bytes // 3 // DTYPES[self.precision].itemsize
             x, y, out = (torch.ones(count, dtype=DTYPES[self.precision], device=self.device) for _ in range(3))
             add = partial(torch.add, x, y, out=out)
@@ -223,7 +223,7 @@ class OperatorBench:
             yield MeasuredPoint("adam", {"params": count, "bytes": num_bytes}, seconds)
 
 
-def spread(items: Sequence[_T], count: int) -> list[_T]:
+def sample_evenly(items: Sequence[_T], count: int) -> list[_T]:
     """Up to `count` of the items, from the first to the last, evenly."""
     if len(items) <= count:
         return list(items)

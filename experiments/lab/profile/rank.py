@@ -36,9 +36,9 @@ def own_device(machine: str | None, local: int, num_local: int, precision: str |
     if not num_gpus():
         device = taken_device("cpu", local, num_local)
         total, free = host_memory_bytes()
-        own, spare, threads = total // num_local, free // num_local, threads_of_each(num_local)
-        found = Device(name, local, host, _processor(), False, threads, own, spare, PRECISIONS, precision or "fp32")
-        return found, device
+        share, spare, threads = total // num_local, free // num_local, threads_of_each(num_local)
+        cpu = Device(name, local, host, _processor(), False, threads, share, spare, PRECISIONS, precision or "fp32")
+        return cpu, device
     device, product = taken_device("cuda", local, num_local), gpu_product(local)
     total, free = gpu_memory_bytes(local), free_gpu_bytes(local)
     known = PRECISIONS if gpu_knows_bf16() else ("fp16", "fp32")
@@ -103,32 +103,32 @@ def _measure(
     conclude: Callable[[Measurement], None],
     check: Callable[[Sequence[Device]], None],
 ) -> None:
-    refused, own, device = None, None, torch.device("cpu")
+    refused, rank_device, device = None, None, torch.device("cpu")
     try:
-        own, device = own_device(request.machine, place.local, place.num_local, request.precision)
+        rank_device, device = own_device(request.machine, place.local, place.num_local, request.precision)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered(refused, place))
-    devices: list[Device] = _gathered(own, place)
+    _raise_first(_gather(refused, place))
+    devices: list[Device] = _gather(rank_device, place)
     try:
         check(devices)
     except InputError as error:
         refused = str(error)
-    _raise_first(_gathered(refused, place))
-    assert own is not None
-    most_bytes = _SHARE_OF_MEMORY * own.free_bytes
-    bench = OperatorBench(device, own.precision, request.seconds, most_bytes)
-    points = [MeasuredPoint(p.what, p.size, p.seconds, (own.name, *p.of)) for p in bench.points(tell)]
-    for precision in own.precisions:
+    _raise_first(_gather(refused, place))
+    assert rank_device is not None
+    most_bytes = _SHARE_OF_MEMORY * rank_device.free_bytes
+    bench = OperatorBench(device, rank_device.precision, request.seconds, most_bytes)
+    points = [MeasuredPoint(p.what, p.size, p.seconds, (rank_device.name, *p.of)) for p in bench.points(tell)]
+    for precision in rank_device.precisions:
         tell(f"peak in {precision}")
         peak = bench.peak(precision)
-        points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (own.name,))]
+        points += [] if peak is None else [MeasuredPoint(peak.what, peak.size, peak.seconds, (rank_device.name,))]
     if place.size > 1:
         points += _measure_links(devices, Links(device, [d.name for d in devices], request.seconds, most_bytes), tell)
-    every = tuple(chain.from_iterable(_gathered(points, place)))
+    every = tuple(chain.from_iterable(_gather(points, place)))
     if place.rank == 0:
         conclude(Measurement(tuple(devices), every, torch.__version__))
-    _gathered(None, place)  # until rank 0 has written what came of it
+    _gather(None, place)  # until rank 0 has written what came of it
 
 
 def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str], None]) -> list[MeasuredPoint]:
@@ -156,9 +156,9 @@ def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str]
         dist.barrier()
         degree *= 2
     for a, b in combinations(machines, 2):
-        for one, other in ((a, b), (b, a)):
-            tell(f"message from {one} to {other}")
-            points += links.exchange(machines[one][0], machines[other][0])
+        for sender, receiver in ((a, b), (b, a)):
+            tell(f"message from {sender} to {receiver}")
+            points += links.exchange(machines[sender][0], machines[receiver][0])
             dist.barrier()
     return points
 
@@ -168,10 +168,10 @@ def _raise_first(refusals: Sequence[str | None]) -> None:
         raise InputError(refused)
 
 
-def _gathered(own: Any, place: ProcessPlace) -> list[Any]:
+def _gather(value: Any, place: ProcessPlace) -> list[Any]:
     """What every rank says, on every rank."""
     if place.size == 1:
-        return [own]
+        return [value]
     told: list[Any] = [None] * place.size
-    dist.all_gather_object(told, own)
+    dist.all_gather_object(told, value)
     return told

@@ -52,11 +52,11 @@ def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) 
     parts = parts_of(measured, types)
     entries = {part.name: machine_entry(part, links) for part in parts}
     across, unusual = inter_machine(parts, links)
-    gpus = {one.name: one.entry for one in types}
+    gpus = {device_type.name: device_type.entry for device_type in types}
     inside = [
-        {"between": [one.name, other.name], **link}
-        for one, other in combinations(parts, 2)
-        if one.machine == other.machine and (link := between_parts(one, other, links)) is not None
+        {"between": [part.name, other.name], **link}
+        for part, other in combinations(parts, 2)
+        if part.machine == other.machine and (link := between_parts(part, other, links)) is not None
     ]
     if base is None:
         cluster: dict[str, Any] = {"name": name}
@@ -66,7 +66,7 @@ def result_of(measured: Measurement, name: str, base: Mapping[str, Any] | None) 
         if inside or unusual:
             cluster["links"] = inside + unusual
         return MeasuredCluster(cluster, tuple(types), links)
-    return MeasuredCluster(_filled(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
+    return MeasuredCluster(_fill_base(base, parts, entries, across, inside + unusual, gpus, links), tuple(types), links)
 
 
 def check_base(base: Mapping[str, Any] | None, devices: Sequence[Device]) -> None:
@@ -76,9 +76,9 @@ def check_base(base: Mapping[str, Any] | None, devices: Sequence[Device]) -> Non
     machines: dict[str, list[Device]] = {}
     for device in devices:
         machines.setdefault(device.machine, []).append(device)
-    for machine, own in machines.items():
+    for machine, machine_devices in machines.items():
         kinds: dict[str | None, int] = {}
-        for device in own:
+        for device in machine_devices:
             kind = match(device.product, device.total_bytes).gpu if device.is_gpu else CPU
             kinds[kind] = kinds.get(kind, 0) + 1
         if len(kinds) == 1:  # the parts of a machine of several types are looked up when their names are known
@@ -101,13 +101,15 @@ def _entry_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) -> None:
-    for key, own in (("gpu", gpu), ("num_gpus", num_gpus)):
+    for key, measured in (("gpu", gpu), ("num_gpus", num_gpus)):
         stated = entry.get(key)
-        if stated is not None and own is not None and stated != own:
-            raise InputError(f"profile.base: {name} has {key} {stated}, measured {own}; correct it, or measure all")
+        if stated is not None and measured is not None and stated != measured:
+            raise InputError(
+                f"profile.base: {name} has {key} {stated}, measured {measured}; correct it, or measure all"
+            )
 
 
-def _filled(
+def _fill_base(
     base: Mapping[str, Any],
     parts: Sequence[NetworkPart],
     entries: Mapping[str, Mapping[str, Any]],
@@ -120,11 +122,11 @@ def _filled(
     machines = [dict(entry) for entry in base["machines"]]
     cluster = {**base, "machines": machines}
     for part in parts:
-        entry, found = _entry_of(cluster, part.name), entries[part.name]
-        _agree(entry, part.name, found["gpu"], found["num_gpus"])
+        entry, measured = _entry_of(cluster, part.name), entries[part.name]
+        _agree(entry, part.name, measured["gpu"], measured["num_gpus"])
         open_rate = "intra_bandwidth_gb_per_s" in entry and entry["intra_bandwidth_gb_per_s"] is None
-        _fill(entry, found)
-        if found["num_gpus"] == 1:
+        _fill(entry, measured)
+        if measured["num_gpus"] == 1:
             for key in ("intra_bandwidth_gb_per_s", "intra_latency_us"):
                 if entry.get(key, 0) is None:
                     del entry[key]
@@ -133,7 +135,7 @@ def _filled(
             _fill(link, pair_of(part, link["between"], channels_by_rank) or {})
         if open_rate:  # then what is not usual counts against the rate that was measured
             known = [sorted(link["between"]) for link in stated]
-            stated += [link for link in found.get("intra_links", ()) if link["between"] not in known]
+            stated += [link for link in measured.get("intra_links", ()) if link["between"] not in known]
         if stated:
             entry["intra_links"] = stated
     cluster["gpus"] = _gpus(base.get("gpus", {}), gpus)
@@ -157,16 +159,16 @@ def _gpus(stated: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, A
     """Measured types; what the file states of them stays."""
     merged = dict(stated)
     for name, entry in measured.items():
-        own = dict(stated.get(name, {}))
-        efficiency = {**entry["efficiency"], **own.get("efficiency", {})}
-        merged[name] = {**entry, **own, "efficiency": efficiency}
+        stated_entry = dict(stated.get(name, {}))
+        efficiency = {**entry["efficiency"], **stated_entry.get("efficiency", {})}
+        merged[name] = {**entry, **stated_entry, "efficiency": efficiency}
     return merged
 
 
-def _fill(entry: dict[str, Any], found: Mapping[str, Any]) -> None:
+def _fill(entry: dict[str, Any], measured: Mapping[str, Any]) -> None:
     for key, value in entry.items():
-        if value is None and found.get(key) is not None:
-            entry[key] = found[key]
+        if value is None and measured.get(key) is not None:
+            entry[key] = measured[key]
 
 
 def _ends(link: Mapping[str, Any]) -> tuple[str, ...]:

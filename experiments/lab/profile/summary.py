@@ -17,21 +17,21 @@ Rows = Iterator[tuple[str, str, str]]
 
 def summary_tables(measured: Measurement, result: MeasuredCluster) -> Iterator[tuple[str, Header, Rows]]:
     """Title, header and rows of a table for each device type, and of one for the links where any were measured."""
-    for one in result.types:
-        title = f"{one.name}: {len(one.ranks)} device(s), in {one.precision}"
-        yield title, ("", "measured", "catalogue"), _type_rows(one)
+    for device_type in result.types:
+        title = f"{device_type.name}: {len(device_type.ranks)} device(s), in {device_type.precision}"
+        yield title, ("", "measured", "catalogue"), _type_rows(device_type)
     if result.links:
         yield "Links", ("Link", "GB/s", "Latency, µs"), _link_rows(measured, result)
 
 
-def _type_rows(one: Type) -> Rows:
+def _type_rows(device_type: Type) -> Rows:
     """What was measured of a type, beside the catalogue's."""
-    listed, entry = one.listed, one.entry
+    listed, entry = device_type.listed, device_type.entry
     usable = "" if listed is None else f"{listed.usable_memory_bytes / GIB:.1f} GiB"
     yield "usable memory", f"{entry['usable_memory_gib']:.1f} GiB", usable
     of_peak = "the largest rate" if listed is None else "as in the catalogue"
-    yield f"peak in {one.precision}", f"{one.rates.flops_per_s / TFLOP:.4g} TFLOPS ({of_peak})", ""
-    yield "memory bandwidth", f"{one.rates.bytes_per_s / GB:.4g} GB/s ({of_peak})", ""
+    yield f"peak in {device_type.precision}", f"{device_type.rates.flops_per_s / TFLOP:.4g} TFLOPS ({of_peak})", ""
+    yield "memory bandwidth", f"{device_type.rates.bytes_per_s / GB:.4g} GB/s ({of_peak})", ""
     words: dict[str, Callable[[Efficiency], str]] = {
         "largest GEMM": lambda e: f"{e.gemm_max:.3f} of the peak",
         "GEMM of half that": lambda e: f"{e.gemm_half_flops / 1e9:.3g} GFLOP",
@@ -40,7 +40,7 @@ def _type_rows(one: Type) -> Rows:
         "least operator": lambda e: f"{e.launch_s / MICROSECOND:.3g} µs",
     }
     for name, say in words.items():
-        yield name, say(one.efficiency), "" if listed is None else say(listed.efficiency)
+        yield name, say(device_type.efficiency), "" if listed is None else say(listed.efficiency)
 
 
 def _link_rows(measured: Measurement, result: MeasuredCluster) -> Rows:

@@ -41,13 +41,13 @@ def types_of(measured: Measurement) -> list[Type]:
         kind = (gpu,) if gpu is not None else (device.is_gpu, device.product, device.threads, device.precision)
         kinds.setdefault(kind, []).append(rank)
     taken: set[str] = set()
-    found = []
+    types = []
     for ranks in kinds.values():
         device = measured.devices[ranks[0]]
         name = _name(device, taken)
         taken.add(name)
-        found.append(_type(name, tuple(ranks), measured))
-    return found
+        types.append(_type(name, tuple(ranks), measured))
+    return types
 
 
 def _name(device: Device, taken: set[str]) -> str:
@@ -56,13 +56,15 @@ def _name(device: Device, taken: set[str]) -> str:
     else:
         words = [word for word in re.findall(r"[a-z0-9]+", device.product.lower()) if word != "nvidia"]
         name = match(device.product, device.total_bytes).gpu or "_".join(words) or "gpu"
-    return next(one for k in range(1, len(taken) + 2) if (one := name if k == 1 else f"{name}_{k}") not in taken)
+    return next(
+        candidate for k in range(1, len(taken) + 2) if (candidate := name if k == 1 else f"{name}_{k}") not in taken
+    )
 
 
 def _type(name: str, ranks: tuple[int, ...], measured: Measurement) -> Type:
     devices = [measured.devices[rank] for rank in ranks]
-    own = {device.name for device in devices}
-    points = [point for point in measured.points if point.of[0] in own]
+    names = {device.name for device in devices}
+    points = [point for point in measured.points if point.of[0] in names]
     precision = devices[0].precision
     listed = catalogue().get(name) if devices[0].is_gpu else None
     peak = None if listed is None else listed.peak_flops(precision)
@@ -77,8 +79,8 @@ def _type(name: str, ranks: tuple[int, ...], measured: Measurement) -> Type:
     usable = min(device.free_bytes for device in devices) / GIB
     entry: dict[str, Any] = {}
     if listed is None:
-        for one in PRECISIONS:
-            entry[f"tflops_{one}"] = digits(peaks[one] / TFLOP) if one in peaks else None
+        for dtype in PRECISIONS:
+            entry[f"tflops_{dtype}"] = digits(peaks[dtype] / TFLOP) if dtype in peaks else None
         total = min(device.total_bytes for device in devices) / GIB
         entry |= {"memory_gib": round(total, 2), "hbm_gb_per_s": digits(rates.bytes_per_s / GB)}
         usable = min(usable, round(total, 2))

@@ -64,8 +64,8 @@ def group_memory(cluster: Cluster, limit_s: float) -> list[GroupMemory]:
     kind, shares_gpu = ("cuda" if num_gpus() else "cpu"), num_gpus() == 1
     by_rank = run_processes(2, kind, _measure, kind, shares_gpu, limit_s)
     return [
-        GroupMemory(one.name, model_bytes, measured)
-        for one, model_bytes, measured in zip(
+        GroupMemory(communicator.name, model_bytes, measured)
+        for communicator, model_bytes, measured in zip(
             _KINDS, _model_bytes(cluster, shares_gpu), _of_each(by_rank, shares_gpu), strict=True
         )
     ]
@@ -84,7 +84,7 @@ def _of_each(by_rank: Sequence[Sequence[int | None]], shares_gpu: bool) -> list[
     """By kind, bytes of a rank from what each has seen: the most of any; where all have seen the same GPU, a part."""
     parts = len(by_rank) if shares_gpu else 1
     return [
-        None if any(one is None for one in seen) else max(one for one in seen if one is not None) / parts
+        None if any(size is None for size in seen) else max(size for size in seen if size is not None) / parts
         for seen in zip(*by_rank, strict=True)
     ]
 
@@ -95,10 +95,10 @@ def _measure(tell: Callable[[str], None], kind: str, shares_gpu: bool, limit_s: 
     free_bytes, meet = partial(free_device_bytes, device), partial(dist.barrier, group=host_group(limit_s))
     groups = list[ProcessGroups]()  # as long as they live, their memory is taken
 
-    def make(one: _Kind) -> None:
-        groups.append(ProcessGroups(one.groups, limit_s, one.pairs, device, one.channels))
+    def make(communicator: _Kind) -> None:
+        groups.append(ProcessGroups(communicator.groups, limit_s, communicator.pairs, device, communicator.channels))
 
-    return [taken_bytes(partial(make, one), free_bytes, meet) for one in _KINDS]
+    return [taken_bytes(partial(make, communicator), free_bytes, meet) for communicator in _KINDS]
 
 
 def taken_bytes(

@@ -83,7 +83,7 @@ def kill_rank(folder: Path, machine: Machine, model: ModelSpec, workload: Worklo
     free_bytes = free_gpu_bytes(0) if has_gpu else 0
     with ThreadPoolExecutor(1) as watcher:
         training = _Training(watcher)
-        line = training.end(run, folder, [one.name for one in problem.cluster.machines])
+        line = training.end(run, folder, [node.name for node in problem.cluster.machines])
         backend = "nccl" if has_gpu else "gloo"
         trouble, ended_s = training.trouble(line, problem.cluster.device_name(_VICTIM))
     return KilledRank(backend, line, ended_s, max(0, free_bytes - free_gpu_bytes(0)) if has_gpu else None, trouble)

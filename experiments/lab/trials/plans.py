@@ -39,14 +39,14 @@ def trial_plans(cluster: Cluster, single: list[ModelSpec], several: ModelSpec, w
         (f"{several.name}, {name}", several, plan_of)
         for name, plan_of in _ways(cluster.num_devices, several.num_layers)
     ]
-    found = []
+    trials = []
     for name, model, plan_of in tried:
         fitting = _cut_to_fit(Problem(cluster, model, workload, Space(sequence=True)), plan_of)
         if fitting is not None:
             layers = fitting.model.num_layers
             what = name if layers == model.num_layers else f"{name}, {layers} layers"
-            found.append(TrialPlan(what, fitting, plan_of(fitting.model, workload)))
-    return found
+            trials.append(TrialPlan(what, fitting, plan_of(fitting.model, workload)))
+    return trials
 
 
 def _cut_to_fit(problem: Problem, plan_of: PlanOf) -> Problem | None:
@@ -62,7 +62,7 @@ def _ways(num_devices: int, num_layers: int) -> Iterator[tuple[str, PlanOf]]:
     if num_devices < 2:
         return
     yield "2 stages", _stages_of([(0,), (1,)])
-    yield "2 interleaved stages", _interleaved
+    yield "2 interleaved stages", _interleaved_plan
     yield "2 pipelines, ZeRO-1", _pipelines_of([[(0,)], [(1,)]])
     yield "TP 2", _stages_of([(0, 1)])
     yield "ring attention of 2", _in_sequence(all_to_all=False)
@@ -87,17 +87,17 @@ def _pipelines_of(pipelines: list[list[tuple[int, ...]]]) -> PlanOf:
 
     def plan_of(model: ModelSpec, workload: Workload) -> Plan:
         share = workload.global_batch // len(pipelines)
-        found = [
+        plan_pipelines = [
             Pipeline(
                 tuple(
-                    Stage(TensorParallel(own), (layers,))
-                    for own, layers in zip(groups, _cuts(model.num_layers, len(groups)), strict=True)
+                    Stage(TensorParallel(devices), (layers,))
+                    for devices, layers in zip(groups, _cuts(model.num_layers, len(groups)), strict=True)
                 ),
                 share,
             )
             for groups in pipelines
         ]
-        return Plan(tuple(found), ONE_F_ONE_B, Sharding(int(len(pipelines) > 1)))
+        return Plan(tuple(plan_pipelines), ONE_F_ONE_B, Sharding(int(len(pipelines) > 1)))
 
     return plan_of
 
@@ -106,7 +106,7 @@ def _stages_of(groups: list[tuple[int, ...]]) -> PlanOf:
     return _pipelines_of([groups])
 
 
-def _interleaved(model: ModelSpec, workload: Workload) -> Plan:
+def _interleaved_plan(model: ModelSpec, workload: Workload) -> Plan:
     ranges = _cuts(model.num_layers, 4)
     stages = tuple(Stage(TensorParallel((s,)), (ranges[s], ranges[s + 2])) for s in range(2))
     return Plan((Pipeline(stages, workload.global_batch),), INTERLEAVED)

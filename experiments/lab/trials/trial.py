@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from experiments.lab.devices import KernelUse, forget_peak, kernels_of
-from experiments.lab.memory import used_by
+from experiments.lab.memory import trainee_memory_use
 from experiments.lab.processes import ProcessFailedError, run_processes
 from hexiopt.files.plan_file import read_plan
 from runtime.device import gpu_peak_bytes, num_gpus, taken_device
@@ -126,25 +126,25 @@ class TrialRequest:
     launch_order: bool = True
 
 
-def tried(request: TrialRequest) -> Trial:
+def try_plan(request: TrialRequest) -> Trial:
     """Train with as many processes as the plan has devices, each with a GPU if there are any."""
     plan_file, kind = read_plan(request.plan), "cuda" if num_gpus() else "cpu"
     times = StepTimes.priced(plan_file.problem, plan_file.plan)
     try:
-        return _of_all(run_processes(len(plan_file.plan.devices()), kind, _measured, request, kind, times))
+        return _of_all(run_processes(len(plan_file.plan.devices()), kind, _measure_rank, request, kind, times))
     except ProcessFailedError as error:
         return Trial(trouble=str(error))
 
 
-def _of_all(told: Sequence[dict[str, Any]]) -> Trial:
-    if not all(map(isfinite, told[0]["losses"])):
-        return Trial(trouble=f"the loss is no number: {told[0]['losses']}")
+def _of_all(reports: Sequence[dict[str, Any]]) -> Trial:
+    if not all(map(isfinite, reports[0]["losses"])):
+        return Trial(trouble=f"the loss is no number: {reports[0]['losses']}")
     return Trial(
-        tuple(max(seconds) for seconds in zip(*(one["seconds"] for one in told), strict=True)),
-        tuple(told[0]["losses"]),
-        tuple(one["peak_bytes"] for one in told),
-        told[0]["kernels"],
-        told[0]["exchange"],
+        tuple(max(seconds) for seconds in zip(*(report["seconds"] for report in reports), strict=True)),
+        tuple(reports[0]["losses"]),
+        tuple(report["peak_bytes"] for report in reports),
+        reports[0]["kernels"],
+        reports[0]["exchange"],
     )
 
 
@@ -164,7 +164,9 @@ def join_ranks(
     return place.rank, device
 
 
-def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, times: StepTimes | None) -> dict[str, Any]:
+def _measure_rank(
+    tell: Callable[[str], None], request: TrialRequest, kind: str, times: StepTimes | None
+) -> dict[str, Any]:
     """What one rank measures. On a CPU, which counts no peak of its own, tensors are counted in a step more."""
     plan_file = read_plan(request.plan)
     problem, plan = plan_file.problem, plan_file.plan
@@ -210,7 +212,7 @@ def _measured(tell: Callable[[str], None], request: TrialRequest, kind: str, tim
     return {
         "seconds": [outcome.seconds for outcome in outcomes[_WARM_UP_STEPS:]],
         "losses": losses,
-        "peak_bytes": used_by(trainee, sequences).peak_bytes if peak_bytes is None else peak_bytes,
+        "peak_bytes": trainee_memory_use(trainee, sequences).peak_bytes if peak_bytes is None else peak_bytes,
         "exchange": exchange,
         "kernels": tuple(kernels[:_SHOWN_KERNELS]),
     }

@@ -72,7 +72,7 @@ class ScheduleModel:
         # Objective: the shortest step.
         self._model.minimize(self._end)
 
-    def _ended(self, kind: OperationKind, stage: int, batch: int) -> cp_model.LinearExpr:
+    def _end_of(self, kind: OperationKind, stage: int, batch: int) -> cp_model.LinearExpr:
         """When an operation ends."""
         return self._begins[kind, stage, batch] + self._ticks[kind][stage]
 
@@ -87,10 +87,10 @@ class ScheduleModel:
         model.add_no_overlap(intervals)
         for k in range(self._pipeline.num_micro_batches):
             for kind, then in pairwise(kinds):
-                model.add(self._begins[then, stage, k] >= self._ended(kind, stage, k))
+                model.add(self._begins[then, stage, k] >= self._end_of(kind, stage, k))
             for kind in kinds if k else ():
-                model.add(self._begins[kind, stage, k] >= self._ended(kind, stage, k - 1))
-        model.add(self._end >= self._ended(kinds[-1], stage, self._pipeline.num_micro_batches - 1))
+                model.add(self._begins[kind, stage, k] >= self._end_of(kind, stage, k - 1))
+        model.add(self._end >= self._end_of(kinds[-1], stage, self._pipeline.num_micro_batches - 1))
 
     def _fit_into_memory(self, stage: int) -> None:
         """A micro-batch takes its activations from the beginning of its forward to the end of its backward, and then,
@@ -106,19 +106,19 @@ class ScheduleModel:
                 begin = self._begins[first, stage, k] + (self._ticks[first][stage] if first is backward else 0)
                 name = f"memory_of_{k}_from_{first.letter}_on_stage_{stage}"
                 size = model.new_int_var(0, self._latest, f"{name}_for")
-                intervals.append(model.new_interval_var(begin, size, self._ended(last, stage, k), name))
+                intervals.append(model.new_interval_var(begin, size, self._end_of(last, stage, k), name))
                 demands.append(demand)
         model.add_cumulative(intervals, demands, pipeline.room[stage])
         depth = pipeline.most_depth(stage)
         for k in range(depth, pipeline.num_micro_batches):  # implied
-            model.add(self._begins[forward, stage, k] >= self._ended(backward, stage, k - depth))
+            model.add(self._begins[forward, stage, k] >= self._end_of(backward, stage, k - depth))
 
     def _send(self, kind: OperationKind, sender: int, receiver: int, ticks: int) -> None:
         """A link passes one message after another, each once its operation has ended."""
         before = None
         for k in range(self._pipeline.num_micro_batches):
             begin = self._model.new_int_var(0, self._latest, f"message_{kind.letter}{k}_from_stage_{sender}")
-            self._model.add(begin >= self._ended(kind, sender, k))
+            self._model.add(begin >= self._end_of(kind, sender, k))
             self._model.add(self._begins[kind, receiver, k] >= begin + ticks)
             if before is not None:
                 self._model.add(begin >= before + ticks)

@@ -86,7 +86,7 @@ def sample(count: int, seed: int = 0) -> list[SmallPipeline]:
     return [random_pipeline(rng) for _ in range(count)]
 
 
-def _placed(pipeline: SmallPipeline, split: bool, depths: Ticks | None) -> PlacedPipeline:
+def _place(pipeline: SmallPipeline, split: bool, depths: Ticks | None) -> PlacedPipeline:
     """The pipeline in our order: 1F1B with `depths` micro-batches in flight, by default its own."""
     depths, p = depths or pipeline.usual_depths, pipeline.num_stages
     assert all(1 <= depth <= pipeline.most_depth(s) for s, depth in enumerate(depths)), f"depths {depths} do not fit"
@@ -113,13 +113,13 @@ def clock_ticks(pipeline: SmallPipeline, split: bool, depths: Ticks | None = Non
     1F1B with `depths` micro-batches in flight [stages], by default its own; where backwards are `split`, gradients of
     weights, all of a micro-batch at once, are placed by the clock's rule.
     """
-    (times,) = Clock().times([_placed(pipeline, split, depths)])
+    (times,) = Clock().times([_place(pipeline, split, depths)])
     return max(times.executor_end_s)
 
 
 def clock_spans(pipeline: SmallPipeline, split: bool, depths: Ticks | None = None) -> list[Span]:
     """The operations and messages of the same step, in ticks."""
-    placed = _placed(pipeline, split, depths)
+    placed = _place(pipeline, split, depths)
     lanes = zip(placed.plain_messages, placed.lanes.by_message(), strict=True)
     links = [link_of(0, message, lane.fixed_s, pipeline.num_stages) for message, lane in lanes]
     running = {0: [(times,) for times in placed.graph.operation_s()]}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.lab.memory import States, used
+from experiments.lab.memory import States, memory_use
 from hexiopt.cost.executors.memory import Memory
 from hexiopt.numbers.messages import MESSAGE_PRECISIONS
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
@@ -256,7 +256,7 @@ def test_one_chunk_has_logits_at_once() -> None:
     x, head = torch.ones(tokens, 1, hidden, dtype=torch.bfloat16), torch.ones(rows, hidden, dtype=torch.bfloat16)
     labels, tp = torch.zeros(tokens, 1, dtype=torch.int64), RankTpGroup(0, ((0, tokens),))
     states = States((x.requires_grad_(), head.requires_grad_()), (), (), (), ())
-    found = used(
+    found = memory_use(
         states,
         torch.device("cpu"),
         lambda: chunked_cross_entropy(x, head, labels, (0, rows), tp, chunk),
@@ -374,7 +374,7 @@ def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_o
 
 def parts_of(compute) -> Memory:  # type: ignore[no-untyped-def]
     weights = (WEIGHT,)
-    return used(States(weights, (), (), (), ()), torch.device("cpu"), compute, lambda: 40).parts
+    return memory_use(States(weights, (), (), (), ()), torch.device("cpu"), compute, lambda: 40).parts
 
 
 WEIGHT = torch.zeros(30, 10, requires_grad=True)
@@ -424,4 +424,4 @@ def test_the_peak_counts_every_tensor_while_it_lives() -> None:
         torch.zeros(1500)
 
     states = States((WEIGHT,), (), (), (), ())
-    assert used(states, torch.device("cpu"), compute, lambda: 0).peak_bytes == 4 * (300 + 2000)
+    assert memory_use(states, torch.device("cpu"), compute, lambda: 0).peak_bytes == 4 * (300 + 2000)

@@ -96,11 +96,11 @@ def test_measuring_touches_cuda_in_its_processes_only(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", refuse)
     monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)
     with pytest.raises(InputError, match=r"^refused$"):
-        local.measured_here(Request(0.01), print, check)
+        local.measure_here(Request(0.01), print, check)
     assert started == [(max(gpus, 1), device)]
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "num_gpus", lambda: 2)
     with pytest.raises(InputError, match=r"profile\.processes: 3 on 2 GPUs; state at most 2"):
-        local.measured_here(Request(0.01, processes=3), print)
+        local.measure_here(Request(0.01, processes=3), print)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.lab.memory import States, used
+from experiments.lab.memory import States, memory_use
 from hexiopt.problem.kinds import Recurrent
 from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE
@@ -98,7 +98,7 @@ def test_a_backward_holds_what_is_predicted(
         output = recomputed(mixed, *inputs)
         output.backward(torch.ones_like(output))
 
-    found = used(states, torch.device("cpu"), compute, lambda: 0)
+    found = memory_use(states, torch.device("cpu"), compute, lambda: 0)
     scanned = samples * -(-length // chunk) * chunk
     statistics = heads if delta else groups
     exact = heads * (part.scan_elements + value) + statistics

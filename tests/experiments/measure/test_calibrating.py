@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hexiopt as hx
-from experiments.measure.calibrating import MeasuredRun, fitted, predicted, step_of
+from experiments.measure.calibrating import MeasuredRun, fit, predict, step_of
 from experiments.measure.training_logs import logged_step_times
 from hexiopt.files.calibration_file import calibration_from_section, calibration_text
 from hexiopt.files.cluster_file import cluster_from_section, cluster_to_dict
@@ -29,12 +29,12 @@ def plans(gpus: hx.Cluster = GPUS) -> list[hx.PlacedPlan]:
 
 
 def measured(plan: hx.PlacedPlan, truth: Calibration, devices: bool = True) -> MeasuredRun:
-    step_s, device_s = predicted(MeasuredRun("run", plan, 0.0, {}), truth)
+    step_s, device_s = predict(MeasuredRun("run", plan, 0.0, {}), truth)
     return MeasuredRun("run", plan, step_s, device_s if devices else {})
 
 
 def test_the_fit_finds_the_factors_that_made_the_figures() -> None:
-    found = fitted([measured(plan, TRUTH) for plan in plans()], "two runs")
+    found = fit([measured(plan, TRUTH) for plan in plans()], "two runs")
     assert found.source == "two runs"
     for name, factor in TRUTH.factors.items():
         assert found.factors[name] == pytest.approx(factor, rel=0.05), name
@@ -43,8 +43,8 @@ def test_the_fit_finds_the_factors_that_made_the_figures() -> None:
 def test_step_times_alone_are_met_and_tell_little_else() -> None:
     """One number fits: devices that no run has used stay as they are, and so do links."""
     (run,) = (measured(plan, Calibration({"fast": 0.5, "slow": 0.5}), devices=False) for plan in plans()[:1])
-    found = fitted([run], "a log")
-    assert predicted(run, found)[0] == pytest.approx(run.step_s, rel=0.01)
+    found = fit([run], "a log")
+    assert predict(run, found)[0] == pytest.approx(run.step_s, rel=0.01)
     assert set(found.compute) == {"fast", "slow"}
 
 
@@ -60,7 +60,7 @@ def test_a_calibrated_cluster_has_the_factors_in_its_figures_once(tmp_path: Path
     assert again.machines[0].gpu.efficiency == found.machines[0].gpu.efficiency
     assert again.machines[0].nic_bandwidth_bytes_per_s == pytest.approx(found.machines[0].nic_bandwidth_bytes_per_s)
     # What is fitted to runs on it is said of the cluster without any.
-    further = fitted([measured(plan, Calibration({"fast": 0.5, "slow": 1.0})) for plan in plans(found)], "later")
+    further = fit([measured(plan, Calibration({"fast": 0.5, "slow": 1.0})) for plan in plans(found)], "later")
     assert further.compute["fast"] == pytest.approx(0.4, rel=0.05)
     (tmp_path / "calibration.yaml").write_text("between: -1\n")
     with pytest.raises(hx.InputError, match=r"calibration\.yaml: between: -1 is out of range"):

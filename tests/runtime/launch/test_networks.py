@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab.emulate.fabric import unsupported
+from experiments.lab.emulate.fabric import network_hindrance
 from runtime.launch.agent import LOST
 from runtime.launch.launch_file import launch_script
 from tests.runtime.launch.test_faults import a_run, problem, undisturbed
@@ -108,7 +108,7 @@ def networks() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(unsupported(problem().cluster) is not None, reason="needs network namespaces")
+@pytest.mark.skipif(network_hindrance(problem().cluster) is not None, reason="needs network namespaces")
 def test_a_machine_that_is_cut_off_comes_back(undisturbed: dict[int, float], tmp_path: Path) -> None:
     """The others notice by messages that fail, and wait for it; its agent gives up, and `launch.sh` starts it again."""
     a_run(tmp_path, timeout_s=20.0).write(tmp_path / "the.json")

@@ -12,9 +12,9 @@ import pytest
 from experiments.app.configurations import named_cluster, named_model
 from experiments.lab.emulate import fabric
 from experiments.lab.emulate.bench import EmulationBench
-from experiments.lab.emulate.fabric import Fabric, unsupported
+from experiments.lab.emulate.fabric import Fabric, network_hindrance
 from experiments.lab.emulate.pace import pace_until, read_pace, write_paces
-from experiments.lab.emulate.stand_in import divisors, narrowed, paces
+from experiments.lab.emulate.stand_in import divisors, narrow, paces
 from hexiopt.cost.executors.compute import optimizer_compute_s
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.errors import InputError
@@ -43,7 +43,9 @@ def plan() -> Plan:
     return Plan((long, Pipeline((Stage.of((3,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
 
 
-needs_root = pytest.mark.skipif(unsupported(problem().cluster) is not None, reason=str(unsupported(problem().cluster)))
+needs_root = pytest.mark.skipif(
+    network_hindrance(problem().cluster) is not None, reason=str(network_hindrance(problem().cluster))
+)
 
 
 # ------------------------------------------------------------------ the stand-in
@@ -53,7 +55,7 @@ def test_messages_and_gradients_shrink_alike() -> None:
     task = replace(problem(), model=named_model("llama2_7b"), workload=replace(WORKLOAD, seq_len=4096))
     assert max(divisors(task)) == 64
     for divisor in divisors(task):
-        small = narrowed(task, divisor)
+        small = narrow(task, divisor)
         messages = PlanPricer(task).stages.routes.message_bytes(2) / PlanPricer(small).stages.routes.message_bytes(2)
         assert messages == divisor**2
         assert task.model.num_params / small.model.num_params == pytest.approx(divisor**2, rel=0.02)
@@ -66,7 +68,7 @@ def test_a_divisor_must_divide(divisor: int) -> None:
     with pytest.raises(
         InputError, match=rf"emulate.divisor: {divisor} does not divide .* choose one of 1, 2, 4, 8, 16$"
     ):
-        narrowed(problem(), divisor)
+        narrow(problem(), divisor)
 
 
 # ------------------------------------------------------------------ the pace
@@ -134,7 +136,7 @@ def test_a_step_of_zero_3_takes_as_long_as_its_units(tmp_path: Path) -> None:
     late = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (2, 3)), ONE_F_ONE_B, Sharding(3))
     cost = PlanPricer(task).price(late)
     dilation = 1.0 / cost.step_time_s
-    steps = EmulationBench(tmp_path, task, 4, 0).paced(late, cost, 2, dilation, shaped=False)
+    steps = EmulationBench(tmp_path, task, 4, 0).paced_steps(late, cost, 2, dilation, shaped=False)
     units = paces(task, late, cost, 1.0)[0].units
     assert min(steps.seconds) > 2 * sum(forward_s + backward_s for forward_s, backward_s in units)
 
@@ -150,9 +152,9 @@ def test_pace_until_waits_only_for_what_is_left() -> None:
 def test_a_step_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     """On shaped links where this machine can have them. Never less than the stage that computes longest."""
     task = problem()
-    cost, shaped = PlanPricer(task).price(plan()), unsupported(task.cluster) is None
+    cost, shaped = PlanPricer(task).price(plan()), network_hindrance(task.cluster) is None
     dilation = 1.0 / cost.step_time_s
-    steps = EmulationBench(tmp_path, task, 4, 0).paced(plan(), cost, 2, dilation, shaped=shaped)
+    steps = EmulationBench(tmp_path, task, 4, 0).paced_steps(plan(), cost, 2, dilation, shaped=shaped)
     assert len(steps.seconds) == 2
     busy_s = max(
         pipeline.num_micro_batches * (stage.forward_s + stage.backward_s)
@@ -259,10 +261,10 @@ def test_what_was_left_behind_is_removed() -> None:
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert unsupported(problem().cluster) == "network namespaces need root"
+    assert network_hindrance(problem().cluster) == "network namespaces need root"
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert unsupported(problem().cluster) == "ip and tc (iproute2) not found"
+    assert network_hindrance(problem().cluster) == "ip and tc (iproute2) not found"
 
 
 def test_addresses_are_those_for_tests_of_networks() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from experiments.lab.profile.fit import fit_channel, fit_efficiency, fit_ring, measured_rates
 from experiments.lab.profile.links import Links
-from experiments.lab.profile.operators import OperatorBench, Timer, from_both_ends, spread
+from experiments.lab.profile.operators import OperatorBench, Timer, from_both_ends, sample_evenly
 from experiments.lab.profile.points import MeasuredPoint, Measurement, of_kind
 from experiments.lab.profile.rank import Request, measure, own_device
 from hexiopt.errors import InputError
@@ -60,8 +60,8 @@ def test_a_time_is_that_of_one_run() -> None:
 
 
 def test_spread_takes_both_ends() -> None:
-    assert spread(range(100), 5) == [0, 25, 50, 74, 99]
-    assert spread([1, 2], 5) == [1, 2]
+    assert sample_evenly(range(100), 5) == [0, 25, 50, 74, 99]
+    assert sample_evenly([1, 2], 5) == [1, 2]
 
 
 def test_what_is_left_out_for_want_of_time_is_of_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:

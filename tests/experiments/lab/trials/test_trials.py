@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import Trial, TrialRequest, tried
+from experiments.lab.trials.trial import Trial, TrialRequest, try_plan
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.plan.check import check
@@ -65,7 +65,7 @@ def requested(one: TrialPlan, folder: Path, limit_s: float) -> TrialRequest:
 
 def test_a_plan_is_trained_with(tmp_path: Path) -> None:
     (one,) = [one for one in plans(2) if one.name.endswith(", 2 stages")]
-    trial = tried(requested(one, tmp_path, 240.0))
+    trial = try_plan(requested(one, tmp_path, 240.0))
     assert trial.trouble is None
     assert (len(trial.seconds), len(trial.losses), len(trial.peak_bytes)) == (2, 4, 2)
     assert trial.step_s > 0
@@ -78,6 +78,6 @@ def test_a_plan_is_trained_with(tmp_path: Path) -> None:
 
 def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
     (one,) = plans(1)
-    assert tried(requested(one, tmp_path, 1e-3)) == Trial(trouble="rank 0: no answer in time")
+    assert try_plan(requested(one, tmp_path, 1e-3)) == Trial(trouble="rank 0: no answer in time")
     fp16 = replace(one, problem=replace(one.problem, workload=replace(WORK, precision="fp16")))
-    assert tried(requested(fp16, tmp_path, 240.0)) == Trial(trouble="rank 0: KeyError: 'fp16'")
+    assert try_plan(requested(fp16, tmp_path, 240.0)) == Trial(trouble="rank 0: KeyError: 'fp16'")

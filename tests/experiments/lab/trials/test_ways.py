@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab.trials.plans import TrialPlan, trial_plans
-from experiments.lab.trials.trial import ExchangeTime, Trial, TrialRequest, exchange_in, tried
+from experiments.lab.trials.trial import ExchangeTime, Trial, TrialRequest, exchange_in, try_plan
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import write_plan
 from hexiopt.problem.workload import Workload
@@ -25,7 +25,7 @@ QUICK = ("small, 2 pipelines, ZeRO-1", "small, a stage of TP 2, one of 1")
 def trial(plan: TrialPlan, folder: Path, launch_order: bool = True) -> Trial:
     path = folder / "plan.json"
     write_plan(path, plan.problem, plan.plan, PlanPricer(plan.problem).price(plan.plan), {})
-    return tried(TrialRequest(path, 2, False, 240.0, shares_gpu=HAS_GPU, launch_order=launch_order))
+    return try_plan(TrialRequest(path, 2, False, 240.0, shares_gpu=HAS_GPU, launch_order=launch_order))
 
 
 @pytest.fixture(scope="module")
