@@ -120,7 +120,7 @@ def task(cfg: DictConfig) -> RunOutcome:
     in_sweep = sweeps.in_sweep(hydra_config)
     folder = Path(hydra_config.runtime.output_dir)
     given: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
-    verb = str(getattr(OmegaConf.get_type(cfg), "verb", ""))
+    verb = sweeps.verb_of(cfg)
 
     def start() -> Job:
         if not in_sweep and (stray := next((word for word in given if word.lstrip("+").startswith("sweep.")), None)):

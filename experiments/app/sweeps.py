@@ -68,7 +68,7 @@ class Outcomes(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Say in the folder of the sweep which jobs are asked for, and let a wrong one fail alone."""
         self._began_s = time.time()
-        with _reporting_errors(verb := _verb_of(config)):
+        with _reporting_errors(verb := verb_of(config)):
             if "solver" in READS[verb]:
                 compile_once()  # here, not in each of a launcher's processes
             HydraConfig.instance().set_config(deepcopy(config))  # for `how_to_resume`
@@ -79,7 +79,7 @@ class Outcomes(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print how the jobs ended; end."""
         code = 0
-        with _reporting_errors(_verb_of(config)):
+        with _reporting_errors(verb_of(config)):
             code = _summary(Path(str(config.hydra.sweep.dir)), self._began_s)
         sys.exit(code)
 
@@ -92,7 +92,7 @@ class Outcomes(Callback):
         if not in_sweep(config.hydra):
             return
         outcome: RunOutcome = job_return.return_value
-        with _reporting_errors(_verb_of(config)):
+        with _reporting_errors(verb_of(config)):
             if not outcome.known:
                 overrides = plain(overrides_of(config.hydra))
                 took_s = time.perf_counter() - self._job_began_s
@@ -136,7 +136,7 @@ class JobLoader:
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job."""
-        verb = _verb_of(master_config)
+        verb = verb_of(master_config)
         try:
             cfg = self._loader.load_sweep_config(master_config, sweep_overrides)
         except CONFIG_ERRORS as error:
@@ -181,7 +181,8 @@ def in_sweep(hydra_config: Any) -> bool:
     return not OmegaConf.is_missing(hydra_config.job, "num")
 
 
-def _verb_of(cfg: DictConfig) -> str:
+def verb_of(cfg: DictConfig) -> str:
+    """The verb whose configuration this is; nothing where it is of none."""
     return str(getattr(OmegaConf.get_type(cfg), "verb", ""))
 
 

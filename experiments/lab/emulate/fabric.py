@@ -3,7 +3,7 @@
 Every device is a network namespace with an address of its own. Its machine is a bridge, as are the groups around it, up
 to one that joins all. What a device sends into its machine, what an interface sends and receives, and what an uplink
 carries pass a token bucket (`htb`) of the rate in the cluster file, divided. Latencies are not made here (`netem` is
-often missing): see `emulation.py`. Needs root, and Linux's `ip` and `tc`.
+often missing): `pace.py` delays messages. Needs root, and Linux's `ip` and `tc`.
 """
 
 import math

@@ -66,7 +66,7 @@ _SHARE_OF_MEMORY = 0.25  # of what is free, that measuring holds at once
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: see `experiments.app.config.ProfileConfig`."""
+    """What to measure: see `experiments.app.verb_config.ProfileConfig`."""
 
     seconds: float
     precision: str | None = None

@@ -47,8 +47,8 @@ def by_rule(problem: Problem) -> FlashFlexPricer:
 
 
 def judged(problem: Problem, plan: Plan) -> dict[str, float]:
-    """What FlashFlex's formulas say of a plan: tokens/s and whether its memory accepts it (0 or 1), free and by "
-    "rule."""
+    """What FlashFlex's formulas say of a plan: tokens/s and whether its memory accepts it (0 or 1), free and by
+    rule."""
     free, ruled = FlashFlexPricer(problem).price(plan), by_rule(problem).price(plan)
     return {
         "formulas_tokens_per_s": free.tokens_per_s,
