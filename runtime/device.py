@@ -89,14 +89,14 @@ class Reading:
         """The numbers. Waits for them, so that no message may be awaited meanwhile."""
         if self._came is not None:
             self._came.synchronize()
-        return [float(one) for one in self._host.tolist()]
+        return [float(number) for number in self._host.tolist()]
 
 
 def counts_now(counts: Tensor) -> list[int]:
     """Whole numbers of a device. The host waits for what the current stream has yet to do, and for no message beside
     it: within an operation, every rank that takes part in it has come as far."""
-    found: list[int] = counts.tolist()
-    return found
+    numbers: list[int] = counts.tolist()
+    return numbers
 
 
 def steps_ahead(device: torch.device) -> int:

@@ -81,11 +81,11 @@ class Settings:
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":
         """The settings among `stated`, where those of AdamW and of experts stand beside the others."""
-        adam, experts, own = (
-            {one.name: stated[one.name] for one in fields(made) if one.name in stated}
+        adam, experts, others = (
+            {setting.name: stated[setting.name] for setting in fields(made) if setting.name in stated}
             for made in (AdamW, ExpertTraining, cls)
         )
-        return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **own)
+        return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **others)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -75,8 +75,8 @@ class Batches:
             numbers = np.arange(max(first, before) - before, min(end - before, self.num_windows))
             windows.append(_permuted(numbers, self.num_windows, (self.seed, epoch)))
         first_tokens = (self._windows[0] + np.concatenate(windows)) * self.seq_len
-        found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
-        return found.astype(np.int64)
+        tokens: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
+        return tokens.astype(np.int64)
 
     def borders(self, first: int, end: int) -> NDArray[np.int32]:
         """Where documents begin and end in the inputs of sequences `first` to `end`, laid one after another: ascending,
@@ -96,12 +96,12 @@ def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> 
     """
     bits = max(1, -(-(count - 1).bit_length() // 2))
     keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
-    found = numbers.astype(np.uint64)
-    beyond = np.ones(len(found), bool)
+    permuted = numbers.astype(np.uint64)
+    beyond = np.ones(len(permuted), bool)
     while beyond.any():
-        found[beyond] = _feistel(found[beyond], np.uint64(bits), keys)
-        beyond = found >= count
-    return found.astype(np.int64)
+        permuted[beyond] = _feistel(permuted[beyond], np.uint64(bits), keys)
+        beyond = permuted >= count
+    return permuted.astype(np.int64)
 
 
 def _feistel(numbers: NDArray[np.uint64], bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

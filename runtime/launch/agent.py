@@ -81,7 +81,7 @@ class ProgressAgent(LocalElasticAgent):
             self._kill(worker_group)
             raise
         codes = {local: code for local, pid in pids.items() if (code := exit_code(pid)) is not None}
-        silent = {local: found for local, pid in pids.items() if (found := silence_of(self._seats.folder, pid))}
+        silent = {local: silence for local, pid in pids.items() if (silence := silence_of(self._seats.folder, pid))}
         if not codes and not silent:
             return RunResult(WorkerState.HEALTHY)
         for local, code in codes.items():
@@ -127,12 +127,12 @@ class EndingBackend(C10dRendezvousBackend):
 def exit_code(pid: int) -> int | None:
     """The exit code of a child that has ended, or minus its signal; None while it runs. Does not collect it."""
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return TOLD  # collected already
-    if found is None:
+    if status is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def check_clock(sent_s: float, head_s: float, received_s: float) -> None:

@@ -77,10 +77,10 @@ def trained(
     """
     place = MeetingPlace() if place is None else place
     head, stop = _Head(place, run, folder, faults, force or place.is_local), stop or Stop()
-    with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
+    with tempfile.TemporaryFile("w+") as stderr:  # a pipe that nobody reads would fill up
         words = [sys.executable, *agent, place.address, "--with-parent"]
         # In a session of its own: Ctrl-C is for the head, which ends the others.
-        process = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
+        process = subprocess.Popen(words, stderr=stderr, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
                 if stop.asked():
@@ -88,8 +88,10 @@ def trained(
                 event = place.hear()
                 yield from head.wait() if event is None else head.hear(event)
                 if event is None and process is not None and process.poll() is not None:
-                    said.seek(0)
-                    lines = said.read().strip().splitlines() or [f"the agent ended with exit code {process.returncode}"]
+                    stderr.seek(0)
+                    lines = stderr.read().strip().splitlines() or [
+                        f"the agent ended with exit code {process.returncode}"
+                    ]
                     raise TrainingFailedError(lines[-1])
         finally:
             place.end()
@@ -122,7 +124,7 @@ class _Head:
         usable = tuple(map(problem.cluster.device_name, problem.usable_devices))
         self._all = usable if faults.on_failure == "replan" else used
         self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
-        self._hosts: dict[str | None, str | None] = {one.name: one.host for one in problem.cluster.machines}
+        self._hosts: dict[str | None, str | None] = {machine.name: machine.host for machine in problem.cluster.machines}
         self._met: _Round | None = None  # who waits for an answer
         self._training: _Round | None = None
         self._joined: set[str] = set()  # machines that have come, or come back, since the last round began to train
@@ -376,8 +378,8 @@ def _away(missing: frozenset[str]) -> str:
     return " and ".join(sorted({_machine(name) for name in missing}))
 
 
-def _machines(one: _Round) -> set[str]:
-    return set(map(_machine, one.devices))
+def _machines(of_round: _Round) -> set[str]:
+    return set(map(_machine, of_round.devices))
 
 
 def _reason(trouble: Event) -> str:

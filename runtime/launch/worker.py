@@ -90,7 +90,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
     # Names decide who is which rank: torch sorts machines by address, and numbers the processes as they come.
     store, names = meet("" if gone else name)
     if os.environ["RANK"] == "0":
-        store.set("answer", json.dumps(meeting.ask({"event": "came", "names": [one for one in names if one]})))
+        store.set("answer", json.dumps(meeting.ask({"event": "came", "names": [device for device in names if device]})))
     while not store.check(["answer"]):  # planning again, or waiting for a machine, takes as long as it takes
         time.sleep(_POLL_S)
     answer = json.loads(store.get("answer"))
@@ -126,7 +126,7 @@ def meet(name: str) -> tuple[Store, list[str]]:
     store: Store = next(rendezvous("env://"))[0]
     came, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store.set(f"name/{came}", name)
-    return store, [one.decode() for one in store.multi_get([f"name/{other}" for other in range(count)])]
+    return store, [value.decode() for value in store.multi_get([f"name/{other}" for other in range(count)])]
 
 
 def _idle() -> NoReturn:
@@ -153,7 +153,7 @@ def train_as_torchrun(
             "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
         )
     names = [plan_file.problem.cluster.device_name(device) for device in devices]
-    own, here = "", list[str]()
+    device_name, here = "", list[str]()
     if machine is not None:
         here = [name for name in names if name.rpartition(":")[0] == machine]
         if len(here) != place.num_local:
@@ -161,14 +161,14 @@ def train_as_torchrun(
                 f"train.machine: {machine!r} has {len(here)} devices of the plan, and torchrun has started "
                 f"{place.num_local} processes; set --nproc-per-node to the first, or name the machine that this is"
             )
-        own = here[place.local]
-    store, came = meet(own)
+        device_name = here[place.local]
+    store, came = meet(device_name)
     if any(came) and sorted(came) != sorted(names):
         raise InputError("train.machine: is not each machine of the plan once; name them all, or none")
-    rank = names.index(own) if own else place.rank
+    rank = names.index(device_name) if device_name else place.rank
     local_ranks = sorted(
-        names.index(one) if one else came_as
-        for came_as, one in enumerate(came)
+        names.index(name) if name else came_as
+        for came_as, name in enumerate(came)
         if place.rank - place.local <= came_as < place.rank - place.local + place.num_local
     )
     if machine is None:

@@ -98,10 +98,10 @@ class WholeAttention:
     def _fused(self, qkv_tbnd: Sequence[Tensor], mask: Tensor | None, is_grouped: bool) -> Tensor:
         q, k, v = (x.permute(1, 2, 0, 3) for x in qkv_tbnd)  # samples, heads, tokens, head size
         with fused_attention(q.device, q.dtype, q.shape[-1]):
-            found = functional.scaled_dot_product_attention(
+            values = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped, scale=self._scale
             )
-        return found.permute(2, 0, 1, 3).flatten(2)
+        return values.permute(2, 0, 1, 3).flatten(2)
 
     def _of_chunks(self, chunk: int, qkv_tbnd: Sequence[Tensor], is_grouped: bool) -> Tensor:
         """Each chunk is a sample, whose heads are those of all samples: views."""
@@ -119,11 +119,11 @@ class WholeAttention:
             borders = self._borders(num_samples)
         # How many tokens before (-1: all) and after its own each one sees.
         back, grouped = (-1 if self._window is None else self._window - 1, 0), self._is_grouped
-        found = varlen_attn(
+        values = varlen_attn(
             q, k, v, borders, borders, num_tokens, num_tokens, window_size=back, enable_gqa=grouped, scale=self._scale
         )
-        assert isinstance(found, Tensor)
-        return found.view(num_samples, num_tokens, -1).transpose(0, 1)
+        assert isinstance(values, Tensor)
+        return values.view(num_samples, num_tokens, -1).transpose(0, 1)
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """For flash attention the borders themselves, with those of chunks, else a mask [B, 1, T, T]."""

@@ -80,11 +80,11 @@ class DecoderChunk:
         """What it computes, one after another: of a first chunk the embedding, each layer (those that are recomputed
         together are one), of a last one the sum of the cross entropies of all labels over `num_tokens`. Between them
         are hidden states [t, B, H]. Attention keeps to the documents between `borders`, if any."""
-        found = self._to_hidden(None if borders is None else self._documents(borders, num_samples))
+        parts = self._to_hidden(None if borders is None else self._documents(borders, num_samples))
         if self.chunk.last:
             assert labels_tb is not None
-            found.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
-        return found
+            parts.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
+        return parts
 
     def _documents(self, borders: Tensor, num_samples: int) -> dict[Part, Tensor]:
         """As each attention takes them."""

@@ -84,8 +84,8 @@ def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     if not torch.is_grad_enabled():
         return run(*inputs)
     if torch.compiler.is_compiling():  # which cannot look into a backward that runs another one
-        found: Tensor = checkpoint(run, *inputs, use_reentrant=False)
-        return found
+        output: Tensor = checkpoint(run, *inputs, use_reentrant=False)
+        return output
     return applied(_Recomputed, run, *inputs)
 
 
@@ -201,6 +201,6 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [x if x is None else x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
         with torch.enable_grad():
-            found = ctx.run(*inputs)
-        torch.autograd.backward(found, grads[0])
+            output = ctx.run(*inputs)
+        torch.autograd.backward(output, grads[0])
         return None, *(x if x is None else x.grad for x in inputs)

@@ -24,8 +24,8 @@ from runtime.model.tensor_parallel import RankTpGroup
 class PartCall(Protocol):
     """What a rank computes of a part, the same for every layer that has it."""
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
-        """What the part makes of normed hidden states of the rank's own tokens, with the layer's weights `own`.
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+        """What the part makes of normed hidden states of the rank's own tokens, with the layer's `weights`.
 
         No token sees beyond its own one of the `documents`, which parts that mix tokens are given, if any. With
         `is_selective` the backward recomputes what selective recompute leaves out.
@@ -33,7 +33,7 @@ class PartCall(Protocol):
         ...
 
 
-def no_part(own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+def no_part(weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
     """A part of which a rank that hosts experts alone has nothing: what it makes of no tokens is none."""
     return x_tbh
 
@@ -46,9 +46,9 @@ class DensePart:
     activation: str
     tp: RankTpGroup
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
-        return mlp(own, self.tp, x_tbh, MLP, self.activation, is_gated=self.is_gated)
+        return mlp(weights, self.tp, x_tbh, MLP, self.activation, is_gated=self.is_gated)
 
 
 class SublayerCall(NamedTuple):
@@ -81,33 +81,33 @@ class LayerCall:
         )
         return cls(calls, model.norm_eps, execution.unit_norms, execution.residual_scale, policy == "selective")
 
-    def normed(self, own: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
+    def normed(self, weights: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
         """What the norm of that name makes, if there is one."""
-        return x_tbh if name is None else rms_norm(x_tbh, own[f"{name}.weight"], self.norm_eps, self.unit_norms)
+        return x_tbh if name is None else rms_norm(x_tbh, weights[f"{name}.weight"], self.norm_eps, self.unit_norms)
 
 
 LayerRun = Callable[..., Tensor]
 _MOST_GRAPHS = 256  # one of each kind of layers, policy, and with and without a backward; torch stops at 8
 
 
-def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
-    """A layer, of the weights `own` by their names in it; `documents` of each part that mixes tokens, or none."""
+def layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+    """A layer, of `weights` by their names in it; `documents` of each part that mixes tokens, or none."""
     number = 0
     for parts, norm, output_norm in call.sublayers:
-        normed = call.normed(own, norm, x_tbh)
+        normed = call.normed(weights, norm, x_tbh)
         for part in parts:
             of_part = documents[number] if number < len(documents) else None
-            made = call.normed(own, output_norm, part(own, normed, of_part, call.is_selective))
+            made = call.normed(weights, output_norm, part(weights, normed, of_part, call.is_selective))
             x_tbh = x_tbh + (made if call.residual_scale == 1.0 else made * call.residual_scale)
             number += 1
     return x_tbh
 
 
-def hosted_layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+def hosted_layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
     """A layer on a rank that hosts experts alone: without tokens and norms, it takes part in the exchanges."""
     for sublayer in call.sublayers:
         for part in sublayer.parts:
-            x_tbh = x_tbh + part(own, x_tbh, None, False)
+            x_tbh = x_tbh + part(weights, x_tbh, None, False)
     return x_tbh
 
 
@@ -134,7 +134,7 @@ class Layers:
         self._mixers, self._runs = [kind.mixers for kind in kinds], []
         for number, kind in enumerate(kinds, first):
             at = layer_prefix(number)
-            mine = {name.removeprefix(at): own for name, own in weights.items() if name.startswith(at)}
+            mine = {name.removeprefix(at): weight for name, weight in weights.items() if name.startswith(at)}
             self._runs.append(partial(run, mine, calls[kind, policy]))
         self._is_full = policy == "full"
 

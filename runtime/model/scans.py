@@ -29,8 +29,8 @@ def mamba_scan(
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
     left, read = logs[..., -1].exp()[..., None, None], queries * logs.exp().unsqueeze(-1)
     state, outputs = torch.zeros_like(made[0]), []
-    for own, query, rest, more in zip(inside, read, left, made, strict=True):
-        outputs.append(own + query @ state)
+    for intra, query, rest, more in zip(inside, read, left, made, strict=True):
+        outputs.append(intra + query @ state)
         state = rest * state + more
     return _joined(outputs, values_bthv)
 
@@ -52,9 +52,9 @@ def delta_scan(
     solved = torch.linalg.solve_triangular(_with_ones(system), wanted, upper=False, unitriangular=True)
     fresh, stale = solved.split_with_sizes([values.shape[-1], keys.shape[-1]], dim=-1)
     inside, read = queries @ keys.mT * decay, queries * since
-    kept, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
+    decayed, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
     state, outputs = keys.new_zeros(*keys.shape[1:3], keys.shape[-1], values.shape[-1]), []
-    for new, old, query, pairs, key, rest in zip(fresh, stale, read, inside, kept, left, strict=True):
+    for new, old, query, pairs, key, rest in zip(fresh, stale, read, inside, decayed, left, strict=True):
         change = new - old @ state
         outputs.append(query @ state + pairs @ change)
         state = rest * state + key.mT @ change
@@ -67,8 +67,8 @@ def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None)
     if not x_btc.shape[-1]:
         return x_btc
     # Padded at both ends by the convolution itself: a copy padded at the first would be kept for the backward.
-    found = functional.conv1d(x_btc.transpose(1, 2), weight_c1k, bias_c, padding=width - 1, groups=len(weight_c1k))
-    return functional.silu(found[:, :, : x_btc.shape[1]]).transpose(1, 2)
+    sums = functional.conv1d(x_btc.transpose(1, 2), weight_c1k, bias_c, padding=width - 1, groups=len(weight_c1k))
+    return functional.silu(sums[:, :, : x_btc.shape[1]]).transpose(1, 2)
 
 
 def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:

@@ -41,7 +41,7 @@ class LateProducts:
     def puts_off(self, micro_batch: int, weights: Mapping[int, Iterable[Tensor]]) -> Iterator[None]:
         """The backward of a micro-batch, in here, puts the gradients of `weights`, by layer, off."""
         self._micro_batch = micro_batch
-        self._layer_of = {id(weight): layer for layer, own in weights.items() for weight in own}
+        self._layer_of = {id(weight): layer for layer, matrices in weights.items() for weight in matrices}
         try:
             yield
         finally:
@@ -131,8 +131,8 @@ class RankTpGroup:
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
-        found: Tensor = x_tbh if self.group is None else together(_Scatter, x_tbh, self)
-        return found
+        share: Tensor = x_tbh if self.group is None else together(_Scatter, x_tbh, self)
+        return share
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -181,13 +181,13 @@ def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
             whole[k * longest : k * longest + end - start] = x[start:end]
     else:
         whole = x.contiguous()
-    own, sent = x.new_empty(longest, *x.shape[1:]), [whole]  # kept until the end
-    work = dist.reduce_scatter_single(own, sent[0], group=tp.group, async_op=True)
+    share, sent = x.new_empty(longest, *x.shape[1:]), [whole]  # kept until the end
+    work = dist.reduce_scatter_single(share, sent[0], group=tp.group, async_op=True)
 
     def ended() -> Tensor:
         work.wait()
         del sent[:]
-        return own[: lengths[tp.rank]]
+        return share[: lengths[tp.rank]]
 
     return ended
 

@@ -95,23 +95,23 @@ class Bucket:
 
 
 def buckets(
-    found: Sequence[BucketParts],
-    own: Sequence[ParameterPart],
+    of_plan: Sequence[BucketParts],
+    parts: Sequence[ParameterPart],
     dtype: torch.dtype,
     device: torch.device,
     block: int = 1,
 ) -> list[Bucket]:
-    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights. What
+    """Of all buckets of a plan, those of a rank that holds `parts`: with gradients of `dtype`, no weights. What
     ranks sum for each other is a multiple of `block` elements."""
-    rank, by_name = dist.get_rank(), {part.name: part for part in own}
+    rank, by_name = dist.get_rank(), {part.name: part for part in parts}
     return [
         _bucket(number, bucket, by_name, block, torch.empty(0, dtype=dtype, device=device))
-        for number, bucket in enumerate(found)
+        for number, bucket in enumerate(of_plan)
         if rank in bucket.held.ranks
     ]
 
 
-def _bucket(number: int, bucket: BucketParts, own: Mapping[str, ParameterPart], block: int, like: Tensor) -> Bucket:
+def _bucket(number: int, bucket: BucketParts, by_name: Mapping[str, ParameterPart], block: int, like: Tensor) -> Bucket:
     rank, groups = dist.get_rank(), bucket.groups()
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
@@ -122,7 +122,7 @@ def _bucket(number: int, bucket: BucketParts, own: Mapping[str, ParameterPart], 
     length = -(-size // multiple) * multiple
     places, at = {}, 0
     for part in bucket.parts:
-        end, mine = at + prod(part.local_shape), own[part.name]
+        end, mine = at + prod(part.local_shape), by_name[part.name]
         where = tuple(
             slice(part.start - mine.start, part.end - mine.start) if d == part.dim else slice(None)
             for d in range(len(part.shape))
@@ -149,13 +149,13 @@ class GradientSync:
 
     def __init__(
         self,
-        found: Sequence[Bucket],
+        of_rank: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
         groups: ProcessGroups,
         *,
         quantized: bool = False,
     ) -> None:
-        self._buckets, self._groups = {bucket.number: bucket for bucket in found}, groups
+        self._buckets, self._groups = {bucket.number: bucket for bucket in of_rank}, groups
         self._is_quantized = quantized
         self._works: list[dist.Work] = []
         self._returning: list[QuantizedSum] = []  # sums that all of a group need
@@ -165,7 +165,7 @@ class GradientSync:
         self._scattered: tuple[list[Bucket], list[Bucket]] = [], []  # of the unit before the last one, of the last
         self.most_bytes = 0
         """The most that whole gradients of units, or quantised ones, have held at once."""
-        for bucket in found:
+        for bucket in of_rank:
             for name in bucket.places:
                 self._of[name].append(bucket)
         for name, weight in weights.items():
@@ -209,18 +209,18 @@ class GradientSync:
             return bucket.gradient
         if bucket.whole is None:
             bucket.whole = bucket.gradient.new_zeros(bucket.length)
-            held = sum(one.whole.nbytes for one in self._buckets.values() if one.whole is not None)
+            held = sum(other.whole.nbytes for other in self._buckets.values() if other.whole is not None)
             self.most_bytes = max(self.most_bytes, held)
         return bucket.whole
 
-    def start(self, one: BucketCollective) -> None:
+    def start(self, collective: BucketCollective) -> None:
         """Start a collective; those before it, of the same bucket, are waited for."""
-        bucket, group = self._buckets[one.bucket], self._groups.of(one.ranks)
-        match one.kind:
+        bucket, group = self._buckets[collective.bucket], self._groups.of(collective.ranks)
+        match collective.kind:
             case CollectiveKind.SUM_BETWEEN:
                 self._settle(bucket)
                 first = bucket.share.start if bucket.zero >= 2 else 0
-                at = bucket.between[one.ranks]
+                at = bucket.between[collective.ranks]
                 elements = bucket.gradient[at.start - first : at.stop - first]
                 if self._is_quantized:
                     self._between.append(QuantizedSum(elements, group))
@@ -253,9 +253,9 @@ class GradientSync:
         """Wait for all sums. Parameters without a gradient count as zero."""
         for bucket in self._buckets.values():
             self._settle(bucket)
-        for one in self._between:
-            one.reduce()
-            one.spread()
+        for quantized in self._between:
+            quantized.reduce()
+            quantized.spread()
         self._returning += self._between
         self._count()
         while self._returning:
@@ -267,7 +267,7 @@ class GradientSync:
     def _count(self) -> None:
         """What quantised gradients hold now."""
         first = [bucket.quantized for bucket in self._buckets.values() if bucket.quantized is not None]
-        held = sum(one.num_bytes for one in first + self._between + self._returning)
+        held = sum(quantized.num_bytes for quantized in first + self._between + self._returning)
         self.most_bytes = max(self.most_bytes, held)
 
     def _settle(self, bucket: Bucket) -> None:

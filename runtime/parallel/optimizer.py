@@ -92,9 +92,9 @@ class Optimizer:
     @torch.no_grad()
     def load(self, fill: Callable[[Bucket, Mapping[str, Tensor]], None], step: int) -> None:
         """Take over master weights and moments after `step` steps: `fill(bucket, states)` writes this rank's share."""
-        for bucket, own in self.states():
-            fill(bucket, own)
-            self._store.give(bucket, own["weight"])
+        for bucket, state in self.states():
+            fill(bucket, state)
+            self._store.give(bucket, state["weight"])
         self._store.finish()
         self._steps.fill_(step)
 
@@ -119,12 +119,12 @@ class Optimizer:
         numbers = PassNumbers.of(lr, self._steps, divisor, self._settings) if self._in_one_pass else None
         for bucket, master, moments in self._all(self._turns):
             _move(bucket, master, moves)  # before the step, which leaves them alone and gives weights their types
-            began_s, own = self._hooks.now_s(), bucket.own_weight
+            began_s, weight = self._hooks.now_s(), bucket.own_weight
             rule, settings = rule_of(self._kind, bucket.parts[0]), self._settings
             gradient, decay = bucket.summed, settings.weight_decay if bucket.decays else 0.0
-            if numbers is not None and rule == ADAMW and own is not None and own.dtype != master.dtype:
-                compiled_adamw_pass()(own, master, gradient, tuple(moments.values()), numbers, settings, decay)
-                master = own
+            if numbers is not None and rule == ADAMW and weight is not None and weight.dtype != master.dtype:
+                compiled_adamw_pass()(weight, master, gradient, tuple(moments.values()), numbers, settings, decay)
+                master = weight
             else:
                 STEPS[rule](
                     BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay)

@@ -219,8 +219,8 @@ class StageRunner:
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
     def _samples(self, micro_batch: int) -> Range:
-        own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
-        return start + own[0], start + own[1]
+        samples, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
+        return start + samples[0], start + samples[1]
 
     def _read(self, x_tb: Tensor) -> Tensor:
         runs = [x_tb[first:end] for first, end in self._reads]

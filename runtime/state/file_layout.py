@@ -227,9 +227,9 @@ class FileLayout:
             experts = piece.within[0]
             if isinstance(experts, int) and not part.start <= experts < part.end:
                 continue
-            found = piece.of_stored(read(piece.name, (_ALL,) if isinstance(experts, int) else cut))
-            values = torch.empty(part.local_shape, dtype=found.dtype) if values is None else values
-            piece.of_parameter(values, part.start).copy_(found)
+            piece_values = piece.of_stored(read(piece.name, (_ALL,) if isinstance(experts, int) else cut))
+            values = torch.empty(part.local_shape, dtype=piece_values.dtype) if values is None else values
+            piece.of_parameter(values, part.start).copy_(piece_values)
         return torch.empty(part.local_shape) if values is None else values
 
     def stored(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

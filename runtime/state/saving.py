@@ -61,7 +61,7 @@ class CheckpointWriter:
                 shutil.rmtree(left)
         dist.barrier(self._group)
         self._copies = [  # in host memory; each checkpoint is written over the last one
-            {kind: _host_memory(own) for kind, own in state.items()} for bucket, state in states if bucket.counts
+            {kind: _host_memory(tensor) for kind, tensor in state.items()} for bucket, state in states if bucket.counts
         ]
         self._thread: Thread | None = None
         self._writing: int | None = None  # the step of the checkpoint that the thread writes
@@ -83,8 +83,8 @@ class CheckpointWriter:
     def written(self) -> list[int]:
         """The steps whose checkpoints have become whole since the last call. Raises InputError where one failed."""
         self._take_over()
-        found, self._written = self._written, []
-        return found
+        steps, self._written = self._written, []
+        return steps
 
     def finish(self, waiting: Callable[[], None]) -> None:
         """Wait until the last checkpoint is written; `waiting` is called now and then. `written` says whether it is."""
@@ -108,14 +108,14 @@ class CheckpointWriter:
     def _copied(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
         """Copies of the shares that this rank writes."""
         counted = ((bucket, state) for bucket, state in states if bucket.counts)
-        found: list[tuple[Bucket, State]] = []
+        copies: list[tuple[Bucket, State]] = []
         for (bucket, state), copy in zip(counted, self._copies, strict=True):
-            for kind, own in state.items():
-                copy[kind].copy_(own.detach(), non_blocking=True)
-            found.append((bucket, copy))
-        for device in {bucket.gradient.device for bucket, _ in found}:
+            for kind, tensor in state.items():
+                copy[kind].copy_(tensor.detach(), non_blocking=True)
+            copies.append((bucket, copy))
+        for device in {bucket.gradient.device for bucket, _ in copies}:
             wait_for(device)
-        return found
+        return copies
 
     def _write(self, progress: CheckpointProgress, copied: dict[str, Slices]) -> None:
         try:
@@ -174,7 +174,9 @@ class _Writer(HuggingFaceStorageWriter):
         if self._target.exists():
             shutil.rmtree(self._writing)
             return
-        files = {name: stated for own in results for one in own for name, stated in one.storage_data.items()}
+        files = {
+            name: stated for of_rank in results for result in of_rank for name, stated in result.storage_data.items()
+        }
         write_index(self._writing, self._trained, self._progress, dict(sorted(files.items())))
         if self._trained.adapters is not None:
             whole = Checkpoint(self._writing)

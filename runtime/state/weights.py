@@ -139,14 +139,14 @@ def _stored(path: Path) -> dict[str, StoredTensor]:
         if not file.endswith(SUFFIX) or "/" in file or "\\" in file:
             files.fail(name, f"is not the name of a {SUFFIX} file in the same folder; put the file there and name it")
         promised.setdefault(file, set()).add(name)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file, names in promised.items():
         header = stored_tensors(path / file)
         for name in sorted(names ^ header.keys()):
             has, says = ("lacks", "there") if name in names else ("has", "not there")
             raise InputError(f"{path / file}: {has} {quoted(name)}, which {INDEX} says is {says}; fetch both again")
-        found |= header
-    return found
+        tensors |= header
+    return tensors
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:

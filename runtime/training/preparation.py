@@ -23,29 +23,29 @@ def resumed_progress(
     """How far the run of a checkpoint has come. Raises InputError where it is damaged, or does not go on with the model
     and the sequences of `problem`, `seed` and what is held out. The global batch may be another: the run goes on at the
     same token."""
-    found, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
-    if found.model.to_dict() | {"name": ""} != model.to_dict() | {"name": ""}:
+    stored, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
+    if stored.model.to_dict() | {"name": ""} != model.to_dict() | {"name": ""}:
         raise InputError(f"train.resume: {checkpoint} is of another model than {model.name}; train that one")
     for what, then, now in (
-        ("workload.seq_len", found.progress.seq_len, seq_len),
-        ("train.seed", found.progress.seed, seed),
-        ("train.validation", found.progress.validation_share, validation_share),
+        ("workload.seq_len", stored.progress.seq_len, seq_len),
+        ("train.seed", stored.progress.seed, seed),
+        ("train.validation", stored.progress.validation_share, validation_share),
     ):
         if then != now:
             raise InputError(
                 f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, which would cut or order its "
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
-    workload, trained = problem.workload, found.trained
-    kept, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
+    workload, trained = problem.workload, stored.trained
+    facts, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
     for name, stated in wanted.items():
-        if kept[name] != stated:
+        if facts[name] != stated:
             raise InputError(
-                f"train.resume: {checkpoint} was trained with workload.{name}={kept[name]}, not {stated}, and lacks "
-                f"what that goes on from; state workload.{name}={kept[name]}, or start a run of its own"
+                f"train.resume: {checkpoint} was trained with workload.{name}={facts[name]}, not {stated}, and lacks "
+                f"what that goes on from; state workload.{name}={facts[name]}, or start a run of its own"
             )
-    found.check()
-    return found.progress
+    stored.check()
+    return stored.progress
 
 
 def _trained(optimizer: str, lora: Lora | None) -> dict[str, str]:
@@ -74,11 +74,11 @@ def adapter_start(
         raise InputError("train: resume and adapter exclude each other; state one of them")
     if resume is None:
         alpha = stated_alpha(adapter) if adapter is not None and alpha is None else alpha
-        found = Adapters.of(problem.workload, alpha)
-        assert found is not None
+        adapters = Adapters.of(problem.workload, alpha)
+        assert adapters is not None
         if adapter is not None:
-            PeftAdapter(adapter, TrainedModel(problem.model, adapters=found))
-        return weights, found.alpha
+            PeftAdapter(adapter, TrainedModel(problem.model, adapters=adapters))
+        return weights, adapters.alpha
     trained = Checkpoint(resume).trained
     assert trained.adapters is not None, "`resumed_progress` has compared them"
     if alpha not in (None, trained.adapters.alpha):
@@ -126,15 +126,15 @@ def prepared_run(
     validation = apart[0] if apart else None
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
-    found = TrainingRun(
+    run = TrainingRun(
         _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
     )
     names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
-    found.batches(workload.seq_len, names[0])
-    held_out = found.validation_batches(workload.seq_len, names[-1])
+    run.batches(workload.seq_len, names[0])
+    held_out = run.validation_batches(workload.seq_len, names[-1])
     if held_out is not None and held_out.num_windows < workload.global_batch:
         raise InputError(
             f"train.validation: has {held_out.num_windows} sequences, and a global batch {workload.global_batch}; "
             "give it more text, or take a smaller workload.global_batch"
         )
-    return found
+    return run

@@ -76,7 +76,7 @@ def run_rank(
 def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
     """Raise InputError on every rank where some compute on GPUs and others on CPUs: no backend joins them."""
     store.set(f"device/{rank}", device)
-    by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
+    by_rank = [value.decode() for value in store.multi_get([f"device/{other}" for other in range(world_size)])]
     store.set(f"read/{rank}", "")
     if rank == 0:  # which may hold the store
         store.wait([f"read/{other}" for other in range(world_size)])
@@ -94,14 +94,14 @@ def _agree(run: TrainingRun, plan_file: PlanFile, read: Sequence[Batches], devic
         "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.adapter, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
-        "corpus": repr([(one.num_windows, one.sequences(0, 1).tolist()) for one in read]),
+        "corpus": repr([(batches.num_windows, batches.sequences(0, 1).tolist()) for batches in read]),
     }
-    own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
-    mine = torch.tensor(own, dtype=torch.int64, device=device)
-    every = mine.new_empty(dist.get_world_size() * len(own))
+    digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
+    mine = torch.tensor(digests, dtype=torch.int64, device=device)
+    every = mine.new_empty(dist.get_world_size() * len(digests))
     dist.all_gather_single(every, mine)
-    for rank, theirs in enumerate(every.view(-1, len(own)).tolist()):
-        for fact, a, b in zip(facts, every[: len(own)].tolist(), theirs, strict=True):
+    for rank, theirs in enumerate(every.view(-1, len(digests)).tolist()):
+        for fact, a, b in zip(facts, every[: len(digests)].tolist(), theirs, strict=True):
             if a != b:
                 raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
 
@@ -205,8 +205,8 @@ def _train(
     writer.finish(waiting)
     _tell_written(writer, tell)
     timed = [
-        (one.operation.kind.value, one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
-        for one in trainee.pipeline.timeline()
+        (span.operation.kind.value, span.operation.chunk, span.operation.micro_batch, span.began_s, span.ended_s)
+        for span in trainee.pipeline.timeline()
     ]
     executor = trainee.layout.executor_of[rank]
     at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
