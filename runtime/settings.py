@@ -91,9 +91,9 @@ class Settings:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.adam.lr * (step + 1) / self.warmup_steps
-        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._left(step))
+        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._decay_factor(step))
 
-    def _left(self, step: int) -> float:
+    def _decay_factor(self, step: int) -> float:
         """What is left of the fall, from 1 to 0."""
         if self.lr_schedule == "cosine":
             done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.device import pinned
+from runtime.device import pin
 
 
 class BatchesAhead:
@@ -38,7 +38,7 @@ class BatchesAhead:
         return samples.to(self._device, non_blocking=True)
 
     def _from_corpus(self, first: int, end: int) -> Tensor:
-        return pinned(torch.from_numpy(self._read_samples(first, end)), self._device)
+        return pin(torch.from_numpy(self._read_samples(first, end)), self._device)
 
     def close(self) -> None:
         """End the thread."""

@@ -47,7 +47,7 @@ def check_trainable(path: str | Path, plan_file: PlanFile, *, document_masking: 
         raise InputError(f"{path}: {wrong[0].text}; plan again")
 
 
-def chosen_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
+def choose_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
     """The device kind for `num_processes` on this machine, and one line that explains a fallback, if any.
 
     `auto` is a GPU for each process, or the CPU where there are fewer. Raises InputError where `cuda` has too few.
@@ -97,18 +97,18 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
         _check_cpu([needed[devices[rank]] for rank in ranks])
 
 
-def admitted_device(plan_file: PlanFile, ranks: Sequence[int], wanted: str, force: bool) -> tuple[str, str | None]:
+def admit_ranks(plan_file: PlanFile, ranks: Sequence[int], wanted: str, force: bool) -> tuple[str, str | None]:
     """The device kind for `ranks` of a plan on this machine, and one line that explains a fallback, if any.
 
     Raises InputError where the machine has too few GPUs or, unless `force`, cannot carry the ranks.
     """
-    device, fallback = chosen_device(wanted, len(ranks))
+    device, fallback = choose_device(wanted, len(ranks))
     if not force:
         check_machine(plan_file, ranks, device)
     return device, fallback
 
 
-def admitted_machine(
+def admit_machine(
     plan_file: PlanFile, machine: str | None, gpus: Sequence[int], wanted: str, force: bool
 ) -> tuple[str, str | None]:
     """The device kind for a machine whose processes have these numbers of GPUs, and a line on a fallback, if any.
@@ -116,7 +116,7 @@ def admitted_machine(
     Raises InputError where it has too few GPUs or, unless `force`, others than the plan says, or cannot carry
     its ranks.
     """
-    kind, fallback = chosen_device(wanted, max(gpus) + 1)
+    kind, fallback = choose_device(wanted, max(gpus) + 1)
     if force:
         return kind, fallback
     ranks, problem = ranks_on(plan_file, machine), plan_file.problem

@@ -31,10 +31,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from hexiopt.errors import InputError
-from runtime.launch.admission import admitted_machine
+from runtime.launch.admission import admit_machine
 from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.vitals import forget, silence_of
-from runtime.launch.worker import TOLD, HooksOf, Seats, assigned, die_with_parent, work
+from runtime.launch.worker import TOLD, HooksOf, Seats, assignment, die_with_parent, work
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 
 ENDED, REFUSED, LOST = 0, 2, os.EX_TEMPFAIL
@@ -193,10 +193,10 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
     if "refused" in given:
         raise InputError(given["refused"])
     check_clock(sent_s, given["now_s"], time.time())
-    run, plan_file = assigned(given)
+    run, plan_file = assignment(given)
     names, gpus = given["seats"], given["gpus"]
     with tempfile.TemporaryDirectory(prefix="hexiopt-agent-") as folder:
-        device, told = admitted_machine(plan_file, machine, gpus, run.device, given["force"])
+        device, told = admit_machine(plan_file, machine, gpus, run.device, given["force"])
         if told is not None:
             meeting.tell({"event": "note", "reason": told})
         seats = Seats(tuple(names), tuple(gpus), device, Path(folder))

@@ -19,7 +19,7 @@ from hexiopt.problem.problem import Problem
 from runtime.events import Event
 from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from runtime.mapping.layout import layout_of
-from runtime.state.checkpoint import finished
+from runtime.state.checkpoint import finished_checkpoints
 from runtime.training.settings import TrainingRun
 
 # What ended a round, the surest cause first: a number that is none comes before the errors that follow from it, and
@@ -58,7 +58,7 @@ class Stop:
     limit_s: float = 0.0
 
 
-def trained(
+def training_events(
     run: TrainingRun,
     folder: Path,
     faults: AfterFaults,
@@ -133,7 +133,7 @@ class _Head:
         self._troubled_at = 0.0
         self._restarts, self._best = 0, run.resume
         self._agents: set[str | None] = set()
-        self._said = ""
+        self._last_note = ""
         self._planless: list[frozenset[str]] = []  # devices without which there is no plan
         self._stops_by: float | None = None  # once it is to stop
         run.write(folder / "run.json")
@@ -282,7 +282,7 @@ class _Head:
     ) -> Iterator[Event]:
         """Let those that have met train, unless every plan takes devices that are missing."""
         joined = self._joined if before is not None else set()
-        written = finished(self._run.checkpoints)
+        written = finished_checkpoints(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
         told, restarts = self._why(met, before, cause, joined), self._restarts
         if told is not None and not joined:
@@ -297,7 +297,7 @@ class _Head:
             yield from self._say(f"waiting for {_away(missing)}")
             return
         path, used = chosen
-        self._met, self._troubles, self._said, self._joined = None, [], "", set()
+        self._met, self._troubles, self._last_note, self._joined = None, [], "", set()
         if told is not None and not joined:
             self._restarts, self._best = restarts, last
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
@@ -358,8 +358,8 @@ class _Head:
         yield {"event": "note", "reason": f"{reason} of {self._run.plan}; {_AS_RESTART}"}
 
     def _say(self, line: str) -> Iterator[Event]:
-        if line != self._said:
-            self._said = line
+        if line != self._last_note:
+            self._last_note = line
             yield {"event": "note", "reason": line}
 
 

@@ -118,7 +118,7 @@ class MeetingClient:
         if self.store.check([_END]):
             raise EndedError
 
-    def asked_to_stop(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether the ranks are to write a checkpoint and stop."""
         asked: bool = self.store.check([_STOP])
         return asked

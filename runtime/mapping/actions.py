@@ -29,7 +29,7 @@ from runtime.mapping.lowering import (
     Reduction,
     StepShape,
     UnitCollective,
-    lowered,
+    lower,
 )
 from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
@@ -71,7 +71,7 @@ def rank_actions(
     waits = [
         frozenset(_waits_for(collective, buckets[collective.bucket], layout, model, shapes)) for collective in sums
     ]
-    lists = lowered(shapes, waits, together)
+    lists = lower(shapes, waits, together)
     for p, (shape, stages) in enumerate(zip(shapes, lists, strict=True)):
         for s, actions in enumerate(stages):
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
@@ -159,7 +159,7 @@ def unit_buckets(
         if rank in bucket.held.ranks:
             for chunk in executor.chunks:
                 for part in sorted(
-                    {part for parameter in bucket.parts for part in _made_in(parameter.name, chunk, model)}
+                    {part for parameter in bucket.parts for part in _gradient_parts(parameter.name, chunk, model)}
                 ):
                     by_unit[chunk.number, backward_parts(chunk) - 1 - part].append(number)
     return dict(by_unit)
@@ -224,11 +224,11 @@ def _waits_for(
         for c, chunk in enumerate(executor.chunks):
             most = shapes[executor.pipeline].last_parts[executor.stage][c] - 1
             for parameter in bucket.parts:
-                for part in _made_in(parameter.name, chunk, model):
+                for part in _gradient_parts(parameter.name, chunk, model):
                     yield LastBackward(executor.pipeline, executor.stage, c, min(part, most))
 
 
-def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
+def _gradient_parts(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
     """The parts of a backward through a layer range that make a parameter's gradients."""
     if chunk.last and name in (FINAL_NORM, head_name(model)):
         yield 0

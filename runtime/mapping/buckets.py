@@ -48,17 +48,17 @@ class BucketParts:
     zero: int
 
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether each rank of a group steps a share of its own."""
         return self.zero >= 1
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that sum it."""
-        return self.held.groups if self.sharded else (self.held.ranks,)
+        return self.held.groups if self.is_sharded else (self.held.ranks,)
 
     def between(self) -> list[tuple[tuple[int, ...], int, int, int]]:
         """As of `HeldParts`."""
-        return self.held.between() if self.sharded else []
+        return self.held.between() if self.is_sharded else []
 
 
 def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -> list[BucketParts]:
@@ -80,7 +80,7 @@ def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -
                 units = [tuple(unit) for _, unit in groupby(parts, lambda part: backward_turn(part.name))]
                 buckets += [BucketParts(same, decays, unit, zero) for unit in units]
             else:
-                buckets += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _filled(parts)]
+                buckets += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _fill_buckets(parts)]
     return buckets
 
 
@@ -89,7 +89,7 @@ def forward_turn(parts: Iterable[ParameterPart]) -> int:
     return min(-backward_turn(part.name) for part in parts)
 
 
-def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
+def _fill_buckets(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
     buckets: list[list[ParameterPart]] = []
     size = 0
     for part in parts:

@@ -276,7 +276,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adap
         group_of = [executor.stage for executor in each]
     else:
         group_of = [0 if groups is None else groups[device] for device in devices]
-    held = _held(each, model, group_of, adapters)
+    held = _parts_by_holders(each, model, group_of, adapters)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
@@ -346,7 +346,7 @@ def _in_rank_order(
     return tuple(ranks[k] for k in order), tuple(of_ranks[k] for k in order)
 
 
-def _held(
+def _parts_by_holders(
     executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int], adapters: Adapters | None
 ) -> tuple[HeldParts, ...]:
     holders: dict[str, list[tuple[ParameterPart, int]]] = {}

@@ -1,6 +1,6 @@
 """A step as lists of actions: for every stage all that it computes, sends, receives and reduces, in one order.
 
-`lowered` walks all stages together through time, as `_add_send_recv` of torch.distributed.pipelining walks them in
+`lower` walks all stages together through time, as `_add_send_recv` of torch.distributed.pipelining walks them in
 turns. When an operation ends, it enters its stage's list, and at the same moment its message enters the lists of sender
 and receiver, and each reduction of gradients that waited for nothing else those of all who take part. So the lists are
 parts of one global order, and end even where each rank has a single queue for all that it communicates and its host
@@ -162,7 +162,7 @@ class StepShape:
         return len(self.chunk_s[0])
 
 
-def lowered(
+def lower(
     pipelines: Sequence[StepShape],
     reductions: Sequence[frozenset[LastBackward]] = (),
     lockstep: Sequence[Lockstep] = (),
@@ -207,7 +207,7 @@ class _Stage:
     def _late(self, action: Action) -> tuple[int, ...]:
         return self.shape.late_parts[self.number][self.chunk(action)]
 
-    def made_parts(self, action: Action) -> list[int]:
+    def complete_parts(self, action: Action) -> list[int]:
         """The parts of a backward all of whose gradients are made when it ends."""
         match action.kind:
             case ActionKind.INPUT:
@@ -373,7 +373,7 @@ class _Walk:
             crew.put(UnitCollective(True, action))
         for stage in crew.stages:
             if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
-                for part in stage.made_parts(action):
+                for part in stage.complete_parts(action):
                     self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), part))
 
     def _pass_on(self, stage: _Stage, action: Action, now_s: float) -> None:

@@ -86,7 +86,7 @@ def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Para
                     if part.latent:
                         yield from _projection_parts(at, model, part)
                     if part.shared:
-                        yield from _shared_parts(at, model, part, shard)
+                        yield from _shared_expert_parts(at, model, part, shard)
                 case Attention() if part.kv_rank:
                     yield from _latent_parts(f"{at}{ATTENTION}.", model, part, shard)
                 case Attention():
@@ -223,7 +223,7 @@ def _projection_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[Para
         yield from _rows(f"{at}{name}", shape, (0, shape[0]), part.latent_bias)
 
 
-def _shared_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
+def _shared_expert_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
     columns = Dense(ffn_size=part.shared, gated=part.gated, bias=part.shared_bias)
     yield from _dense_parts(f"{at}{SHARED}.", model, columns, shard)
     if part.shared_gate:

@@ -45,7 +45,7 @@ class StepTimes:
         return StepTimes(tuple(shape.chunk_s for shape in shapes), tuple(shape.message_s for shape in shapes), orders)
 
     @staticmethod
-    def priced(problem: Problem, plan: Plan) -> "StepTimes | None":
+    def of_plan(problem: Problem, plan: Plan) -> "StepTimes | None":
         """As the cost model has them; None of a plan that it cannot price."""
         pricer = PlanPricer(problem)
         try:

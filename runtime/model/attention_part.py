@@ -13,7 +13,7 @@ from runtime.mapping.model_parts import ATTENTION
 from runtime.mapping.parts import RankShard
 from runtime.model.attention import AttentionCall
 from runtime.model.cut_norms import CutWidth, cut_rms_norms
-from runtime.model.functions import recomputed, rms_norm
+from runtime.model.functions import recompute, rms_norm
 from runtime.model.projections import Weights, columns, row
 from runtime.model.rope import QueryScale, Rope
 from runtime.model.tensor_parallel import RankTpGroup
@@ -47,14 +47,14 @@ class AttentionPart:
         if self._part.kv_rank:
             q, k, v = self._of_latent(weights, x_tbh)
         else:
-            q, k, v, gate = self._projected(weights, x_tbh)
+            q, k, v, gate = self._project(weights, x_tbh)
         given = q, k, v, weights.get(f"{ATTENTION}.sinks"), documents
-        values = recomputed(self.attend, *given) if is_selective else self.attend(*given)
+        values = recompute(self.attend, *given) if is_selective else self.attend(*given)
         if gate is not None:
             values = values * gate.sigmoid()
         return row(weights, self._tp, values, f"{ATTENTION}.o_proj")
 
-    def _projected(self, weights: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, weights: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values [T, B, n, D], and a gate [T, B, n · D] if there is one."""
         part, gate = self._part, None
         q, k, v = columns(weights, self._tp, x_tbh, *(f"{ATTENTION}.{name}_proj" for name in "qkv"))
@@ -63,14 +63,14 @@ class AttentionPart:
             unit_norms = self._execution.unit_norms
             q, k = cut_rms_norms(self._tp, self._widths, self._norm_eps, unit_norms, (q, k), norm_weights)
         elif part.qk_norm == "whole":
-            q, k = self._normed(weights, "q_norm", q), self._normed(weights, "k_norm", k)
+            q, k = self._norm(weights, "q_norm", q), self._norm(weights, "k_norm", k)
         q, k, v = _heads(q, part.qk_dim * (1 + part.gated)), _heads(k, part.qk_dim), _heads(v, part.v_dim)
         if part.gated:
             q, gate = q.chunk(2, dim=-1)
             # A view of queries would keep their gates for the backward.
             q, gate = q.contiguous(), gate.flatten(2)
         if part.qk_norm == "head":
-            q, k = self._normed(weights, "q_norm", q), self._normed(weights, "k_norm", k)
+            q, k = self._norm(weights, "q_norm", q), self._norm(weights, "k_norm", k)
         if self._rope is not None:
             q, k = self._rope(q, k)
         if part.qk_norm == "plain":
@@ -100,7 +100,7 @@ class AttentionPart:
         # A view of values would keep what both were made of for the backward.
         return torch.cat([q, q_turned], dim=-1), k, v.contiguous()
 
-    def _normed(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+    def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, weights[f"{ATTENTION}.{name}.weight"], self._norm_eps, self._execution.unit_norms)
 
 

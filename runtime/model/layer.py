@@ -16,7 +16,7 @@ from torch import Tensor
 from hexiopt.problem.kinds import LayerKind, Part
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import MLP, execution_of, layer_prefix, sublayers
-from runtime.model.functions import recomputed, rms_norm
+from runtime.model.functions import recompute, rms_norm
 from runtime.model.projections import Weights, mlp
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -81,7 +81,7 @@ class LayerCall:
         )
         return cls(calls, model.norm_eps, execution.unit_norms, execution.residual_scale, policy == "selective")
 
-    def normed(self, weights: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
+    def apply_norm(self, weights: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
         """What the norm of that name makes, if there is one."""
         return x_tbh if name is None else rms_norm(x_tbh, weights[f"{name}.weight"], self.norm_eps, self.unit_norms)
 
@@ -94,10 +94,10 @@ def layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tens
     """A layer, of `weights` by their names in it; `documents` of each part that mixes tokens, or none."""
     number = 0
     for parts, norm, output_norm in call.sublayers:
-        normed = call.normed(weights, norm, x_tbh)
+        normed = call.apply_norm(weights, norm, x_tbh)
         for part in parts:
             of_part = documents[number] if number < len(documents) else None
-            made = call.normed(weights, output_norm, part(weights, normed, of_part, call.is_selective))
+            made = call.apply_norm(weights, output_norm, part(weights, normed, of_part, call.is_selective))
             x_tbh = x_tbh + (made if call.residual_scale == 1.0 else made * call.residual_scale)
             number += 1
     return x_tbh
@@ -142,7 +142,7 @@ class Layers:
         """Hidden states after the layers, from those before them: the rank's own tokens. `documents` as each part that
         mixes tokens takes them."""
         of_mixers = () if documents is None else [documents[part] for parts in self._mixers for part in parts]
-        return recomputed(self._run, x_tbh, *of_mixers) if self._is_full else self._run(x_tbh, *of_mixers)
+        return recompute(self._run, x_tbh, *of_mixers) if self._is_full else self._run(x_tbh, *of_mixers)
 
     def _run(self, x_tbh: Tensor, *documents: Tensor) -> Tensor:
         left = iter(documents)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from runtime.mapping.adapters import DOWN, UP
-from runtime.model.functions import activated
+from runtime.model.functions import activate
 from runtime.model.tensor_parallel import AdapterMatrices, RankTpGroup
 
 Weights = Mapping[str, nn.Parameter]
@@ -31,7 +31,7 @@ def mlp(
 ) -> Tensor:
     """What a rank's own columns of an MLP make, with an `activation` of Hugging Face's name [t, B, H]."""
     products = columns(weights, tp, x_tbh, *[f"{name}.{matrix}_proj" for matrix in ("gate", "up")[not is_gated :]])
-    return row(weights, tp, activated(activation, *products), f"{name}.down_proj")
+    return row(weights, tp, activate(activation, *products), f"{name}.down_proj")
 
 
 def _adapter(weights: Weights, name: str) -> AdapterMatrices | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
-from runtime.model.functions import applied_all, exact_dtype
+from runtime.model.functions import apply_all, exact_dtype
 
 
 class AllToAll:
@@ -39,13 +39,13 @@ class AllToAll:
 
     def to_heads(self, heads: Sequence[Sequence[Range]], *own_tbnd: Tensor) -> tuple[Tensor, ...]:
         """Of each tensor [t, B, N, D], all tokens of one's own heads [T, B, n, D]. `heads` by tensor and rank."""
-        return own_tbnd if self._group is None else applied_all(_Exchange, self, True, heads, *own_tbnd)
+        return own_tbnd if self._group is None else apply_all(_Exchange, self, True, heads, *own_tbnd)
 
     def to_tokens(self, heads: Sequence[Range], values_tbnd: Tensor) -> Tensor:
         """One's own tokens of all heads [t, B, N, D], from all tokens of one's own heads [T, B, n, D]."""
         if self._group is None:
             return values_tbnd
-        (tokens_tbnd,) = applied_all(_Exchange, self, False, [heads], values_tbnd)
+        (tokens_tbnd,) = apply_all(_Exchange, self, False, [heads], values_tbnd)
         return tokens_tbnd
 
     def spread(self, heads: Sequence[Sequence[Range]], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -67,7 +67,7 @@ class AllToAll:
             for place in self._places
         ]
         came = self._swap(parts, shapes)
-        return [_joined([row[k] for row in came], of) for k, of in enumerate(heads)]
+        return [_join_heads([row[k] for row in came], of) for k, of in enumerate(heads)]
 
     @property
     def _places(self) -> range:
@@ -86,7 +86,7 @@ class AllToAll:
         return [[next(flat).view(shape) for shape in row] for row in shapes]
 
 
-def _joined(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
+def _join_heads(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
     """Heads of several ranks side by side; summed where they are the same."""
     first = parts[0]
     num_heads = max(end for _, end in heads)

@@ -60,21 +60,21 @@ class Bucket:
     scattered: Tensor | None = None  # where a collective puts this rank's share of a whole gradient
 
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether this rank steps a share, and others the rest."""
         return self.zero >= 1 and len(self.group) > 1
 
     @property
     def share(self) -> slice:
         """What this rank steps of the flat elements."""
-        if not self.sharded:
+        if not self.is_sharded:
             return slice(0, self.length)
         size = self.length // len(self.group)
         at = self.group.index(dist.get_rank()) * size
         return slice(at, at + size)
 
     @property
-    def summed(self) -> Tensor:
+    def summed_gradient(self) -> Tensor:
         """The gradient of the share."""
         return self.gradient if self.zero >= 2 else self.gradient[self.share]
 
@@ -86,7 +86,7 @@ class Bucket:
     @property
     def counts(self) -> bool:
         """Whether this rank counts the share for all who have it."""
-        return self.is_first and (self.sharded or self.group[0] == dist.get_rank())
+        return self.is_first and (self.is_sharded or self.group[0] == dist.get_rank())
 
     def pieces(self, flat: Tensor) -> Iterator[tuple[str, Tensor, tuple[slice, ...]]]:
         """The elements of every parameter in `flat`, which is laid out as the bucket, and where they are in it."""
@@ -115,7 +115,7 @@ def _bucket(number: int, bucket: BucketParts, by_name: Mapping[str, ParameterPar
     rank, groups = dist.get_rank(), bucket.groups()
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
-    multiple = lcm(*map(len, groups)) if bucket.sharded else 1
+    multiple = lcm(*map(len, groups)) if bucket.is_sharded else 1
     if block > 1:
         each = [len(ranks) for ranks, *_ in bucket.between()]
         multiple = lcm(*map(len, groups)) * lcm(*each) * block
@@ -171,7 +171,7 @@ class GradientSync:
         for name, weight in weights.items():
             if name in self._of and not self._is_added_in_place(name, weight):
                 self._collected[name] = weight
-                hook = partial(self._came, name)
+                hook = partial(self._add_to_buckets, name)
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _is_added_in_place(self, name: str, weight: nn.Parameter) -> bool:
@@ -179,7 +179,7 @@ class GradientSync:
         whole in one that lasts, and of its type."""
         bucket, *others = self._of[name]
         place = bucket.places[name]
-        is_scattered = bucket.zero >= 2 and bucket.sharded
+        is_scattered = bucket.zero >= 2 and bucket.is_sharded
         if others or is_scattered or place.shape != weight.shape or bucket.gradient.dtype != weight.dtype:
             return False
         weight.grad = bucket.gradient[place.at].view(place.shape)
@@ -194,9 +194,9 @@ class GradientSync:
         """Take the gradients that weights have been given outside of a backward."""
         for name, weight in self._collected.items():
             if weight.grad is not None:
-                self._came(name, weight)
+                self._add_to_buckets(name, weight)
 
-    def _came(self, name: str, weight: Tensor) -> None:
+    def _add_to_buckets(self, name: str, weight: Tensor) -> None:
         gradient, weight.grad = weight.grad, None
         if gradient is None:  # it is put off: a split backward leaves it to `collect`
             return
@@ -205,7 +205,7 @@ class GradientSync:
             self._whole(bucket)[place.at].view(place.shape).add_(gradient[place.where])
 
     def _whole(self, bucket: Bucket) -> Tensor:
-        if bucket.zero < 2 or not bucket.sharded:
+        if bucket.zero < 2 or not bucket.is_sharded:
             return bucket.gradient
         if bucket.whole is None:
             bucket.whole = bucket.gradient.new_zeros(bucket.length)
@@ -236,7 +236,7 @@ class GradientSync:
             case _ if self._is_quantized:
                 bucket.quantized = QuantizedSum(bucket.gradient, group)
                 self._count()
-            case _ if bucket.sharded:
+            case _ if bucket.is_sharded:
                 bucket.scattered = bucket.gradient[bucket.share].clone()
                 bucket.work = dist.reduce_scatter_single(bucket.scattered, bucket.gradient, group=group, async_op=True)
             case _:
@@ -273,7 +273,7 @@ class GradientSync:
     def _settle(self, bucket: Bucket) -> None:
         if bucket.quantized is not None:
             bucket.quantized.reduce()
-            if not bucket.sharded:
+            if not bucket.is_sharded:
                 bucket.quantized.spread()
                 self._returning.append(bucket.quantized)
             bucket.quantized = None

@@ -29,7 +29,7 @@ from runtime.model.block_attention import (
     merge,
     sink_gradient,
 )
-from runtime.model.functions import applied, exact_dtype
+from runtime.model.functions import apply, exact_dtype
 from runtime.network import ProcessGroups
 from runtime.parallel.all_to_all import AllToAll
 
@@ -55,7 +55,7 @@ class SequenceAttention:
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
-        self._ring = RankSubRing(part, scores, layout, g, own.devices.index(rank), groups.of(everyone))
+        self._ring = RankSubRing(part, scores, layout, g, own_group.devices.index(rank), groups.of(everyone))
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """A ring knows no parts of sequences: `untrainable` says so before a run."""
@@ -75,7 +75,7 @@ class SequenceAttention:
             sinks = sinks[self._ring.heads]
         by_tensor = [self._heads, self._kv_heads, self._kv_heads]
         of_heads = self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd)
-        values = applied(_RingAttention, self._ring, sinks, *of_heads)
+        values = apply(_RingAttention, self._ring, sinks, *of_heads)
         return self._all_to_all.to_tokens(self._heads, values).flatten(2)
 
 
@@ -110,13 +110,13 @@ class RankSubRing:
         heads = head_ranges(layout.groups[g].heads)[place]
         self.heads = slice(*heads)
         kv_heads = kv_range(heads, part.heads, part.kv_heads)
-        self.own: list[_SubRing] = []
+        self.sub_rings: list[_SubRing] = []
         for ring in sub_rings(layout, part.heads, part.kv_heads):
             if ring.places[g] == place:
                 at = [(g + step) % self.count for step in (1, -1)]
                 after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
                 meets = [head * part.kv_heads // part.heads - ring.kv_heads[0] for head in range(*ring.heads)]
-                self.own.append(
+                self.sub_rings.append(
                     _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
                 )
 
@@ -133,10 +133,12 @@ class RankSubRing:
         length = self._lengths[self.source(turn + 1)]
         coming = [x.new_empty(*x.shape[:3], length, x.shape[4]) for x in given]
         receives = [
-            dist.P2POp(dist.irecv, x, ring.before, group=self._group) for x, ring in zip(coming, self.own, strict=True)
+            dist.P2POp(dist.irecv, x, ring.before, group=self._group)
+            for x, ring in zip(coming, self.sub_rings, strict=True)
         ]
         sends = [
-            dist.P2POp(dist.isend, x, ring.after, group=self._group) for x, ring in zip(given, self.own, strict=True)
+            dist.P2POp(dist.isend, x, ring.after, group=self._group)
+            for x, ring in zip(given, self.sub_rings, strict=True)
         ]
         return Passing(given, coming, dist.batch_isend_irecv(receives + sends))
 
@@ -174,7 +176,7 @@ class _RingAttention(torch.autograd.Function):
         held: Sequence[Tensor] = _by_ring(ring, k, v)
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
-            for sub_ring, kv in zip(ring.own, held, strict=True):
+            for sub_ring, kv in zip(ring.sub_rings, held, strict=True):
                 keys, values = kv[:, :, sub_ring.meets]
                 for block in ring.blocks(turn):
                     at, seen = slice(*block.queries), slice(*block.keys)
@@ -198,7 +200,7 @@ class _RingAttention(torch.autograd.Function):
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
             made = [torch.zeros_like(kv, dtype=of_queries.dtype) for kv in held]
-            for sub_ring, kv, of_kv in zip(ring.own, held, made, strict=True):
+            for sub_ring, kv, of_kv in zip(ring.sub_rings, held, made, strict=True):
                 keys, values = kv[:, :, sub_ring.meets]
                 for block in ring.blocks(turn):
                     at, seen = slice(*block.queries), slice(*block.keys)
@@ -218,7 +220,7 @@ class _RingAttention(torch.autograd.Function):
                 held = passing.end()
         home = made if returning is None else returning.end()
         of_k, of_v = (torch.zeros(x.permute(1, 2, 0, 3).shape, dtype=of_queries.dtype, device=x.device) for x in (k, v))
-        for sub_ring, (of_keys, of_values) in zip(ring.own, home, strict=True):
+        for sub_ring, (of_keys, of_values) in zip(ring.sub_rings, home, strict=True):
             of_k[:, sub_ring.kv_heads] += of_keys
             of_v[:, sub_ring.kv_heads] += of_values
         of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
@@ -228,4 +230,4 @@ class _RingAttention(torch.autograd.Function):
 def _by_ring(ring: RankSubRing, k: Tensor, v: Tensor) -> list[Tensor]:
     """Keys and values [2, B, m, T, D] of each sub-ring."""
     both = torch.stack([k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)])
-    return [both[:, :, sub_ring.kv_heads].contiguous() for sub_ring in ring.own]
+    return [both[:, :, sub_ring.kv_heads].contiguous() for sub_ring in ring.sub_rings]

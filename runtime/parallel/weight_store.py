@@ -110,7 +110,7 @@ class WeightStore:
         """Give every holder the new weights, of which this rank has its share `master`; under ZeRO-3, its share. What
         others have yet to send is under way."""
         whole = bucket.weight
-        if bucket.sharded and bucket.zero < 3:
+        if bucket.is_sharded and bucket.zero < 3:
             whole = master.new_empty(bucket.length, dtype=self.dtype) if whole is None else whole
             share = whole[bucket.share]
             if share.data_ptr() != master.data_ptr():
@@ -141,7 +141,7 @@ class WeightStore:
         for number in numbers:
             coming = self._stepped.pop(number, None)
             if coming is not None:
-                whole = _ended(coming)
+                whole = _wait_for(coming)
                 if coming.bucket.weight is None:
                     self._take(coming.bucket, whole)
 
@@ -167,8 +167,8 @@ class WeightStore:
         """Before units are run: wait for what they need, and let their parameters have it."""
         for bucket in self._of(units):
             whole = bucket.weight
-            if bucket.sharded:
-                self._using[bucket.number] = whole = _ended(self._gathered.pop(bucket.number))
+            if bucket.is_sharded:
+                self._using[bucket.number] = whole = _wait_for(self._gathered.pop(bucket.number))
             assert whole is not None
             for name, view, where in bucket.pieces(whole):
                 weight, shape = self.parameters[name], self._parts[name].local_shape
@@ -197,7 +197,7 @@ class WeightStore:
         self.most_bytes = max(self.most_bytes, sum(tensor.nbytes for tensor in held))
 
 
-def _ended(coming: _Coming) -> Tensor:
+def _wait_for(coming: _Coming) -> Tensor:
     """What has been gathered, once it is."""
     assert coming.work is not None
     coming.work.wait()

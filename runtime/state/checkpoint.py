@@ -112,7 +112,7 @@ class TrainedModel:
         return cls(model, optimizer, Adapters(lora, alpha), base)
 
 
-def finished(folder: Path) -> list[Path]:
+def finished_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder, by step."""
     return sorted(path.parent for path in folder.glob(f"step-*/{INDEX}"))
 

@@ -232,7 +232,7 @@ class FileLayout:
             piece.of_parameter(values, part.start).copy_(piece_values)
         return torch.empty(part.local_shape) if values is None else values
 
-    def stored(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def stored_tensors(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The stored tensors by name, each once all that it holds has come of the whole parameters."""
         coming, missing = dict[str, Tensor](), dict[str, int]()
         for parameter, values in parameters:

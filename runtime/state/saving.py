@@ -33,7 +33,14 @@ from runtime.network import host_group
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.adapter_files import FOLDER as ADAPTER
 from runtime.state.adapter_files import write_adapter
-from runtime.state.checkpoint import SUFFIX, Checkpoint, CheckpointProgress, TrainedModel, finished, write_index
+from runtime.state.checkpoint import (
+    SUFFIX,
+    Checkpoint,
+    CheckpointProgress,
+    TrainedModel,
+    finished_checkpoints,
+    write_index,
+)
 from runtime.state.safetensors_header import header
 from runtime.state.slices import WEIGHT, Slices, State, state_dict
 from runtime.state.weights import sync
@@ -75,19 +82,20 @@ class CheckpointWriter:
         last one is still being written. Raises InputError where that has failed."""
         self.finish(waiting)
         self._take_over()
-        copied = state_dict(self._copied(states))
+        copied = state_dict(self._copy_shares(states))
         self._thread = Thread(target=self._write, args=(progress, copied), daemon=True)
         self._writing = progress.step
         self._thread.start()
 
-    def written(self) -> list[int]:
+    def written_steps(self) -> list[int]:
         """The steps whose checkpoints have become whole since the last call. Raises InputError where one failed."""
         self._take_over()
         steps, self._written = self._written, []
         return steps
 
     def finish(self, waiting: Callable[[], None]) -> None:
-        """Wait until the last checkpoint is written; `waiting` is called now and then. `written` says whether it is."""
+        """Wait until the last checkpoint is written; `waiting` is called now and then. `written_steps` says whether it
+        is."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(_POLL_S)
             waiting()
@@ -105,7 +113,7 @@ class CheckpointWriter:
             self._written.append(self._writing)
             self._writing = None
 
-    def _copied(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
+    def _copy_shares(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
         """Copies of the shares that this rank writes."""
         counted = ((bucket, state) for bucket, state in states if bucket.counts)
         copies: list[tuple[Bucket, State]] = []
@@ -185,7 +193,7 @@ class _Writer(HuggingFaceStorageWriter):
         sync(self._writing)
         self._writing.rename(self._target)
         sync(self._target.parent)
-        for old in finished(self._target.parent)[: -self._keep]:
+        for old in finished_checkpoints(self._target.parent)[: -self._keep]:
             shutil.rmtree(old)
 
 

@@ -13,7 +13,7 @@ from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_to
 from runtime.mapping.adapters import Adapters
 from runtime.settings import Settings
 from runtime.state.adapter_files import PeftAdapter, stated_alpha, weights_beside
-from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished_checkpoints
 from runtime.training.settings import TrainingRun
 
 
@@ -37,7 +37,10 @@ def resumed_progress(
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
     workload, trained = problem.workload, stored.trained
-    facts, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
+    facts, wanted = (
+        _training_facts(trained.optimizer, trained.lora),
+        _training_facts(workload.optimizer, workload.adapters),
+    )
     for name, stated in wanted.items():
         if facts[name] != stated:
             raise InputError(
@@ -48,7 +51,7 @@ def resumed_progress(
     return stored.progress
 
 
-def _trained(optimizer: str, lora: Lora | None) -> dict[str, str]:
+def _training_facts(optimizer: str, lora: Lora | None) -> dict[str, str]:
     """What a checkpoint and a run must have in common beside the model."""
     facts = {"optimizer": optimizer, "training": FULL if lora is None else LORA}
     if lora is not None:
@@ -88,11 +91,11 @@ def adapter_start(
     return weights_beside(resume, trained, weights, "train.weights"), trained.adapters.alpha
 
 
-def _own_name(checkpoints: Path, resume: Path | None) -> str:
+def _run_name(checkpoints: Path, resume: Path | None) -> str:
     """The name of a run: that of the checkpoint it goes on from, else a new one. Raises InputError where the folder has
     checkpoints of another."""
     run = secrets.token_hex(4) if resume is None else Checkpoint(resume).progress.run
-    for there in finished(checkpoints):
+    for there in finished_checkpoints(checkpoints):
         if (other := Checkpoint(there).progress.run) != run:
             raise InputError(
                 f"{there}: is of run {other}, not of this one; go on with train.resume={there}, or choose another "
@@ -127,7 +130,7 @@ def prepared_run(
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
     run = TrainingRun(
-        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
+        _run_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
     )
     names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
     run.batches(workload.seq_len, names[0])

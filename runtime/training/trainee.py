@@ -146,11 +146,11 @@ class Trainee:
         return self._mean(self.pipeline.evaluate(Batch(sequences, self._tokens, borders)))
 
     def _mean(self, own_loss: Tensor) -> float:
-        total = self._counted(own_loss)
+        total = self._counted_loss(own_loss)
         dist.all_reduce(total)
         return float(total)
 
-    def _counted(self, own_loss: Tensor) -> Tensor:
+    def _counted_loss(self, own_loss: Tensor) -> Tensor:
         return own_loss if self._counts_loss else torch.zeros_like(own_loss)
 
     def begin_step(
@@ -161,7 +161,7 @@ class Trainee:
         began = self._clock.mark()
         own_loss = self.pipeline.step(Batch(sequences, self._tokens, borders))
         moves = self._experts.bias_moves()
-        sums = self.optimizer.step(lr, self._counted(own_loss), moves, stops=stops)
+        sums = self.optimizer.step(lr, self._counted_loss(own_loss), moves, stops=stops)
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
 
@@ -173,7 +173,7 @@ class Trainee:
         """Wait for weights that are gathered beside the next forwards: before they are read outside of a step."""
         self.store.finish()
 
-    def blamed(self, outcome: "StepOutcome") -> list[int]:
+    def blame(self, outcome: "StepOutcome") -> list[int]:
         """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.
 
         Asked by all ranks together.
@@ -234,7 +234,7 @@ def _adapter_dtype(dtype: torch.dtype, adapters: Adapters) -> torch.dtype:
     return torch.float32 if adapters.lora.adapter_bytes == 4 else torch.bfloat16
 
 
-def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
+def initial_values(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
     """Initial values that do not depend on the plan: a matrix is drawn in blocks along the dimension in which it is
     cut, each by the seed, the name and its number, so that a rank draws little beside its own part.
 

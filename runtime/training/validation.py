@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.data.batches import Batches
-from runtime.device import pinned
+from runtime.device import pin
 from runtime.settings import Settings
 from runtime.training.trainee import Trainee
 
@@ -41,6 +41,6 @@ class Validation:
     def _read(self, read: Callable[[int, int], NDArray[Any]], begin: int) -> Callable[[int, int], Tensor]:
         def samples(first: int, end: int) -> Tensor:
             values = torch.from_numpy(read(begin + first, begin + end))
-            return pinned(values, self._device).to(self._device, non_blocking=True)
+            return pin(values, self._device).to(self._device, non_blocking=True)
 
         return samples
