@@ -309,7 +309,7 @@ class _Head:
         self._place.answer(met.asked, {"round": met.token, "ranks": met.ranks, **self._assignment()})
 
     def _assignment(self) -> Event:
-        """The run and its plan, as `runtime.launch.worker.assigned` reads them."""
+        """The run and its plan, as `runtime.launch.worker.assignment` reads them."""
         return {"run": self._run.to_dict(), "plan": json.loads(self._run.plan.read_text(encoding="utf-8"))}
 
     def _why(self, met: _Round, before: _Round | None, cause: Event | None, joined: set[str]) -> Event | None:

@@ -178,13 +178,13 @@ def test_every_adapter_has_a_gradient_behind_a_frozen_embedding(policy: str) -> 
 def test_what_is_frozen_has_no_gradient_no_bucket_and_stays() -> None:
     def work(rank: int) -> Any:
         taken: list[str] = []
-        came = GradientSync._came
+        came = GradientSync._add_to_buckets
 
         def count(self: GradientSync, name: str, weight: torch.Tensor) -> None:
             taken.append(name)
             came(self, name, weight)
 
-        with patch.object(GradientSync, "_came", count):
+        with patch.object(GradientSync, "_add_to_buckets", count):
             own = trainee(one_stage(MODEL, "full"), MODEL, 2, torch.bfloat16, torch.bfloat16, **BOTH)
             before = {name: weight.detach().clone() for name, weight in own.weights.items()}
             tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1))
