@@ -196,8 +196,8 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
     """Be the head of a run, whose processes are on this machine or on those of the plan; returns the last loss. Raises
     FailedError and StoppedError."""
     from experiments.reports.progress import TrainingProgress
-    from runtime.launch.admission import admitted_device, ranks_on
-    from runtime.launch.head import AfterFaults, Stop, trained
+    from runtime.launch.admission import admit_ranks, ranks_on
+    from runtime.launch.head import AfterFaults, Stop, training_events
     from runtime.launch.launch_file import launch_script, machines_of, meeting_address
     from runtime.launch.meeting import MeetingPlace, TrainingFailedError
     from runtime.training.loggers import Loggers
@@ -212,7 +212,7 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         job.show(f"Waiting for the machines of the plan at {master}; each runs sh launch.sh NAME.")
         job.show_files("launch.sh")
     else:
-        device, fallback = admitted_device(plan_file, ranks_on(plan_file, None), config.device, config.force)
+        device, fallback = admit_ranks(plan_file, ranks_on(plan_file, None), config.device, config.force)
         run, place = replace(started, device=device), MeetingPlace()
         if fallback is not None:
             job.show(fallback)
@@ -232,7 +232,7 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
         faults = AfterFaults(config.on_failure, replan, config.max_restarts)
         stop = Stop(lambda: interrupt.pressed, config.stop_s)
         try:
-            session.follow(trained(run, run.checkpoints.parent, faults, place, force=config.force, stop=stop))
+            session.follow(training_events(run, run.checkpoints.parent, faults, place, force=config.force, stop=stop))
         except KeyboardInterrupt:  # the second
             raise StoppedError(_how_to_resume(run, session)) from None
         except TrainingFailedError as error:
@@ -247,9 +247,9 @@ def _follow(job: Job, started: "TrainingRun", plan_file: PlanFile) -> float:
 
 def _how_to_resume(run: "TrainingRun", session: "Session") -> str:
     """At which step a run is, and what goes on from there."""
-    from runtime.state.checkpoint import finished
+    from runtime.state.checkpoint import finished_checkpoints
 
-    written = finished(run.checkpoints)
+    written = finished_checkpoints(run.checkpoints)
     last = written[-1] if written else run.resume
     at = f"at step {session.steps[-1].step}" if session.steps else "before the first step"
     if last is None:

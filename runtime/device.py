@@ -89,14 +89,14 @@ class Reading:
         """The numbers. Waits for them, so that no message may be awaited meanwhile."""
         if self._came is not None:
             self._came.synchronize()
-        return [float(one) for one in self._host.tolist()]
+        return [float(number) for number in self._host.tolist()]
 
 
 def counts_now(counts: Tensor) -> list[int]:
     """Whole numbers of a device. The host waits for what the current stream has yet to do, and for no message beside
     it: within an operation, every rank that takes part in it has come as far."""
-    found: list[int] = counts.tolist()
-    return found
+    numbers: list[int] = counts.tolist()
+    return numbers
 
 
 def steps_ahead(device: torch.device) -> int:
@@ -105,7 +105,7 @@ def steps_ahead(device: torch.device) -> int:
     return 1 if device.type == "cuda" else 0
 
 
-def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+def pin(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host where a device can copy them from while the host goes on."""
     return numbers.pin_memory() if device.type == "cuda" else numbers
 
@@ -193,7 +193,7 @@ def usable_gpu(index: int) -> bool:
     return True
 
 
-def taken_device(kind: str, gpu: int, num_processes: int) -> torch.device:
+def take_device(kind: str, gpu: int, num_processes: int) -> torch.device:
     """The device of this process from now on: GPU number `gpu`, or its share of the cores where `kind` is `cpu`."""
     if kind == "cuda":
         device = torch.device("cuda", gpu)

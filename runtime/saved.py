@@ -33,7 +33,7 @@ def counting(counter: SavedCounter) -> Iterator[None]:
 
 
 @contextmanager
-def saved_as(part: str, transient_bytes: int) -> Iterator[None]:
+def label_saved(part: str, transient_bytes: int) -> Iterator[None]:
     """What autograd saves in here belongs to that part of `Memory`, with further bytes for the moment."""
     if not _counters:
         yield

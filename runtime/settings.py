@@ -81,19 +81,19 @@ class Settings:
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> "Settings":
         """The settings among `stated`, where those of AdamW and of experts stand beside the others."""
-        adam, experts, own = (
-            {one.name: stated[one.name] for one in fields(made) if one.name in stated}
+        adam, experts, others = (
+            {setting.name: stated[setting.name] for setting in fields(made) if setting.name in stated}
             for made in (AdamW, ExpertTraining, cls)
         )
-        return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **own)
+        return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **others)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.adam.lr * (step + 1) / self.warmup_steps
-        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._left(step))
+        return self.adam.lr * (self.min_lr_share + (1 - self.min_lr_share) * self._decay_factor(step))
 
-    def _left(self, step: int) -> float:
+    def _decay_factor(self, step: int) -> float:
         """What is left of the fall, from 1 to 0."""
         if self.lr_schedule == "cosine":
             done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)

@@ -15,7 +15,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.layout import layout_of
 from runtime.settings import AdamW
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 
 SIZE = 1  # process
 CLOCK = time.process_time
@@ -54,7 +54,7 @@ def _tokens(number: int) -> Tensor:
 def _stock() -> Step:
     decoder = _Decoder()
     parts = layout_of(plan(), _MODEL).executor_of[0].parts(_MODEL, 0)
-    decoder.load_state_dict({part.name.removeprefix("model."): drawn(0, part) for part in parts})
+    decoder.load_state_dict({part.name.removeprefix("model."): initial_values(0, part) for part in parts})
     kinds = {decays: [p for p in decoder.parameters() if (p.ndim > 1) == decays] for decays in (True, False)}
     groups = [
         {"params": parameters, "weight_decay": _SETTINGS.weight_decay * decays} for decays, parameters in kinds.items()

@@ -21,7 +21,7 @@ from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.settings import AdamW
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 
 SIZE = 4  # processes
 _MODEL = compared_model(256, 4, 704)
@@ -49,7 +49,7 @@ class _StockStage(nn.Module):
         parts = list(executor.parts(_MODEL, rank))
         weights = empty_weights(parts, torch.float32, torch.device("cpu"))
         for part in parts:
-            weights[part.name].data.copy_(drawn(0, part))
+            weights[part.name].data.copy_(initial_values(0, part))
         self.held = nn.ParameterList(weights.values())
         tp = RankTpGroup(0, ((0, _SEQ_LEN),))
         shard = executor.shards[0]

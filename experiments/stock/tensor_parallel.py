@@ -25,7 +25,7 @@ from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
 from runtime.network import ProcessGroups
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 
 SIZE = 2  # processes
 _MODEL = compared_model(512, 8, 1408)
@@ -43,7 +43,7 @@ def _stock(rank: int) -> Step:
     mesh = init_device_mesh("cpu", (SIZE,))
     layers = nn.ModuleList(StockLayer(_MODEL, _SEQ_LEN) for _ in range(_MODEL.num_layers))
     whole = stage_parts(_MODEL, [(0, _MODEL.num_layers)], shards(_MODEL, 1)[0], False, False)
-    layers.load_state_dict({part.name.removeprefix("model.layers."): drawn(0, part) for part in whole})
+    layers.load_state_dict({part.name.removeprefix("model.layers."): initial_values(0, part) for part in whole})
     to_whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     for layer in layers:
         column, row = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
@@ -77,7 +77,7 @@ def _ours(rank: int) -> Step:
     parts = list(stage_parts(_MODEL, [layers], shard, False, False))
     weights = empty_weights(parts, torch.float32, _CPU)
     for part in parts:
-        weights[part.name].data.copy_(drawn(0, part))
+        weights[part.name].data.copy_(initial_values(0, part))
     chunk = Chunk(1, layers, ("none",) * _MODEL.num_layers, False, False)
     calls = part_calls(_MODEL, shard, tp, [(0, _SEQ_LEN)], torch.empty(0))
     decoder = DecoderChunk(_MODEL, chunk, shard, tp, calls, weights)

@@ -24,7 +24,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from runtime.network import join_world
 from runtime.settings import AdamW, Settings
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 
 TIMEOUT_S = 120.0
 Step = Callable[[int], float]  # of a number of the step, to its loss
@@ -54,7 +54,7 @@ def step_of_ours(
     cluster = Cluster.of({"a100_40gb_sxm": max(plan.devices()) + 1}, gpus_per_machine=MAX_GPUS_PER_MACHINE)
     problem = Problem(cluster, model, Workload(batch, seq_len, precision="fp32"))
     run = Settings(adam=settings, timeout_s=TIMEOUT_S, compile_layers=is_compiled)
-    trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(drawn, 0))
+    trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(initial_values, 0))
     return lambda tokens: trainee.step(lambda first, end: tokens[first:end], settings.lr)[0]
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.device import pinned
+from runtime.device import pin
 
 
 class BatchesAhead:
@@ -30,15 +30,15 @@ class BatchesAhead:
 
     def _of(self, first: int, end: int) -> Tensor:
         before = self._read[first, end]
-        found = before.popleft().result() if before else self._from_corpus(first, end)
+        samples = before.popleft().result() if before else self._from_corpus(first, end)
         if not before:
             del self._read[first, end]
         following = first + self._global_batch, end + self._global_batch
         self._read[following].append(self._thread.submit(self._from_corpus, *following))
-        return found.to(self._device, non_blocking=True)
+        return samples.to(self._device, non_blocking=True)
 
     def _from_corpus(self, first: int, end: int) -> Tensor:
-        return pinned(torch.from_numpy(self._read_samples(first, end)), self._device)
+        return pin(torch.from_numpy(self._read_samples(first, end)), self._device)
 
     def close(self) -> None:
         """End the thread."""

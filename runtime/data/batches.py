@@ -73,10 +73,10 @@ class Batches:
         for epoch in range(first // self.num_windows, -(-end // self.num_windows)):
             before = epoch * self.num_windows
             numbers = np.arange(max(first, before) - before, min(end - before, self.num_windows))
-            windows.append(_permuted(numbers, self.num_windows, (self.seed, epoch)))
+            windows.append(_permute(numbers, self.num_windows, (self.seed, epoch)))
         first_tokens = (self._windows[0] + np.concatenate(windows)) * self.seq_len
-        found: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
-        return found.astype(np.int64)
+        tokens: Tokens = self._corpus[first_tokens[:, None] + np.arange(self.seq_len + 1)]
+        return tokens.astype(np.int64)
 
     def borders(self, first: int, end: int) -> NDArray[np.int32]:
         """Where documents begin and end in the inputs of sequences `first` to `end`, laid one after another: ascending,
@@ -88,7 +88,7 @@ class Batches:
         return np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int32)
 
 
-def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:
+def _permute(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> NDArray[np.int64]:
     """Where a permutation of range(`count`) takes some of its numbers.
 
     A Feistel network permutes the numbers of 2k bits; what it takes to `count` and beyond goes through it again (Black
@@ -96,23 +96,23 @@ def _permuted(numbers: NDArray[np.int64], count: int, seed: tuple[int, int]) -> 
     """
     bits = max(1, -(-(count - 1).bit_length() // 2))
     keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
-    found = numbers.astype(np.uint64)
-    beyond = np.ones(len(found), bool)
+    permuted = numbers.astype(np.uint64)
+    beyond = np.ones(len(permuted), bool)
     while beyond.any():
-        found[beyond] = _feistel(found[beyond], np.uint64(bits), keys)
-        beyond = found >= count
-    return found.astype(np.int64)
+        permuted[beyond] = _feistel(permuted[beyond], np.uint64(bits), keys)
+        beyond = permuted >= count
+    return permuted.astype(np.int64)
 
 
 def _feistel(numbers: NDArray[np.uint64], bits: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << bits) - np.uint64(1)
     left, right = numbers >> bits, numbers & mask
     for key in keys:
-        left, right = right, left ^ (_mixed(right + key) & mask)
+        left, right = right, left ^ (_mix(right + key) & mask)
     return (left << bits) | right
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

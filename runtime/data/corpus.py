@@ -17,7 +17,7 @@ import numpy as np
 from hexiopt.errors import InputError
 from hexiopt.reading import read_text, sha256_of
 from runtime.data.texts import TextFiles
-from runtime.data.tokens import TOKEN_SUFFIX, Tokens, check_tokens, checked, open_tokens, write_tokens
+from runtime.data.tokens import TOKEN_SUFFIX, Tokens, check_blocks, check_tokens, open_tokens, write_tokens
 
 TOKENS = "tokens"  # the folder of a run's token files
 # Part of the name of cached token files: raise it when the same text would give other tokens.
@@ -111,8 +111,8 @@ def prepare(
         if tokenizer is None or words is None:
             dtype, blocks = _by_byte(texts, separator)
         else:
-            dtype, blocks = _tokenised(texts, tokenizer, words, separator)
-        write_tokens(path, dtype, _counted(checked(blocks, vocab_size, where), on_tokens))
+            dtype, blocks = _tokenise(texts, tokenizer, words, separator)
+        write_tokens(path, dtype, _count_tokens(check_blocks(blocks, vocab_size, where), on_tokens))
     except OSError as error:
         raise InputError(
             f"{path}: cannot be written ({error.strerror or error}); choose a folder with room for it"
@@ -150,7 +150,7 @@ def _token_file(texts: Documents, tokenizer: str | None, cache: Path, separator:
     return cache / f"tokens-{sha256_of(facts)}{TOKEN_SUFFIX}"
 
 
-def _counted(blocks: Iterable[Tokens], on_tokens: Callable[[int], None]) -> Iterator[Tokens]:
+def _count_tokens(blocks: Iterable[Tokens], on_tokens: Callable[[int], None]) -> Iterator[Tokens]:
     count = 0
     for block in blocks:
         yield block
@@ -183,7 +183,7 @@ def _tokenizer(path: Path, text: str) -> Any:
     return tokenizer
 
 
-def _tokenised(
+def _tokenise(
     texts: Documents, path: Path, words: str, separator: int | None
 ) -> tuple[np.dtype[Any], Iterator[Tokens]]:
     """The narrowest type that holds every token of the tokenizer `words`, and the tokens of all texts in blocks."""

@@ -37,20 +37,20 @@ def _out_of_reach(url: str) -> str | None:
     proxy = None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
     if proxy is not None:
         where = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    found: list[str | None] = []
+    reasons: list[str | None] = []
 
     def connect() -> None:
         try:
             port = where.port or _PORTS.get(where.scheme, 80)
             socket.create_connection((where.hostname or "", port), timeout=_WAIT_S).close()
-            found.append(None)
+            reasons.append(None)
         except (OSError, ValueError) as error:
-            found.append(str(getattr(error, "strerror", None) or error).rstrip("."))
+            reasons.append(str(getattr(error, "strerror", None) or error).rstrip("."))
 
     trying = Thread(target=connect, daemon=True)  # names may be looked up for longer
     trying.start()
     trying.join(_WAIT_S)
-    return found[0] if found else f"no answer within {_WAIT_S:g} s"
+    return reasons[0] if reasons else f"no answer within {_WAIT_S:g} s"
 
 
 def _is_cached(name: str) -> bool:

@@ -57,7 +57,7 @@ class DatasetRows:
     def pieces(self) -> Iterator[str | None]:
         """The text of all rows; after each, None. Raises InputError where it cannot be read."""
         try:
-            for row in self._opened():
+            for row in self._load():
                 yield self._text(row)
                 yield None
         except InputError:
@@ -74,7 +74,7 @@ class DatasetRows:
         subset = "null" if self._subset is None else self._subset
         return f", train.data_split={self._split} and train.data_subset={subset}"
 
-    def _opened(self) -> Any:
+    def _load(self) -> Any:
         from datasets import load_dataset  # only here, as few have it
 
         for name in ("datasets", "huggingface_hub", "httpx", "httpx2"):  # log every attempt; the error says it all

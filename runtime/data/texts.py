@@ -71,10 +71,10 @@ def file_stamps(paths: list[Path]) -> list[Any]:
     stamps = []
     for path in paths:
         with reading(path):
-            found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+            status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: is not a regular file; take it out of the corpus")
-        stamps.append([str(path), found.st_size, found.st_mtime_ns])
+        stamps.append([str(path), status.st_size, status.st_mtime_ns])
     return stamps
 
 
@@ -84,15 +84,15 @@ def _below(folder: Path, suffix: str = "", without: frozenset[str] = frozenset()
     def refuse(error: OSError) -> NoReturn:
         raise error
 
-    found = []
+    paths = []
     with reading(folder):
         for parent, folders, names in os.walk(folder, onerror=refuse):
             folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-            found += [
+            paths += [
                 Path(parent, name)
                 for name in names
                 if name.endswith(suffix) and not name.startswith(".") and not name.endswith(TOKEN_SUFFIX)
             ]
-    if not found:
+    if not paths:
         raise InputError(f"{folder}: the folder has no {suffix or 'text'} file; choose another corpus")
-    return sorted(found)
+    return sorted(paths)

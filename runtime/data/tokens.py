@@ -89,11 +89,11 @@ def check_tokens(path: Path, vocab_size: int, where: Path | str) -> None:
     bounds = np.iinfo(tokens.dtype)
     if bounds.min < 0 or bounds.max >= vocab_size:
         blocks = (tokens[start : start + BLOCK] for start in range(0, len(tokens), BLOCK))
-        for _ in checked(blocks, vocab_size, where):
+        for _ in check_blocks(blocks, vocab_size, where):
             pass
 
 
-def checked(blocks: Iterable[Tokens], vocab_size: int, where: Path | str) -> Iterator[Tokens]:
+def check_blocks(blocks: Iterable[Tokens], vocab_size: int, where: Path | str) -> Iterator[Tokens]:
     """The blocks as they come. Raises InputError naming `where` at the first token that the model does not have."""
     for block in blocks:
         if len(block):

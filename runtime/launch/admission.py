@@ -47,7 +47,7 @@ def check_trainable(path: str | Path, plan_file: PlanFile, *, document_masking: 
         raise InputError(f"{path}: {wrong[0].text}; plan again")
 
 
-def chosen_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
+def choose_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
     """The device kind for `num_processes` on this machine, and one line that explains a fallback, if any.
 
     `auto` is a GPU for each process, or the CPU where there are fewer. Raises InputError where `cuda` has too few.
@@ -62,8 +62,8 @@ def chosen_device(wanted: str, num_processes: int) -> tuple[str, str | None]:
     if wanted == "cpu":
         return "cpu", None
     if gpus < num_processes:
-        found = f"GPUs for only {gpus} of {num_processes} processes" if gpus else "no GPU"
-        return "cpu", f"Training on CPU processes: this machine has {found} (train.device=auto)."
+        available = f"GPUs for only {gpus} of {num_processes} processes" if gpus else "no GPU"
+        return "cpu", f"Training on CPU processes: this machine has {available} (train.device=auto)."
     return "cuda", None
 
 
@@ -85,8 +85,8 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
     cost = PlanPricer(problem).price(plan)
     copied = 0.0 if kind == "cuda" else 1.5  # times the moments
     needed = {
-        device: one.memory.tensors + copied * one.memory.optimizer
-        for _, _, devices, one in copy_costs(plan, cost)
+        device: copy.memory.tensors + copied * copy.memory.optimizer
+        for _, _, devices, copy in copy_costs(plan, cost)
         for device in devices
     }
     devices = layout_of(plan, problem.model).devices
@@ -97,18 +97,18 @@ def check_machine(plan_file: PlanFile, ranks: Sequence[int], kind: str, gpus: Se
         _check_cpu([needed[devices[rank]] for rank in ranks])
 
 
-def admitted_device(plan_file: PlanFile, ranks: Sequence[int], wanted: str, force: bool) -> tuple[str, str | None]:
+def admit_ranks(plan_file: PlanFile, ranks: Sequence[int], wanted: str, force: bool) -> tuple[str, str | None]:
     """The device kind for `ranks` of a plan on this machine, and one line that explains a fallback, if any.
 
     Raises InputError where the machine has too few GPUs or, unless `force`, cannot carry the ranks.
     """
-    device, fallback = chosen_device(wanted, len(ranks))
+    device, fallback = choose_device(wanted, len(ranks))
     if not force:
         check_machine(plan_file, ranks, device)
     return device, fallback
 
 
-def admitted_machine(
+def admit_machine(
     plan_file: PlanFile, machine: str | None, gpus: Sequence[int], wanted: str, force: bool
 ) -> tuple[str, str | None]:
     """The device kind for a machine whose processes have these numbers of GPUs, and a line on a fallback, if any.
@@ -116,27 +116,27 @@ def admitted_machine(
     Raises InputError where it has too few GPUs or, unless `force`, others than the plan says, or cannot carry
     its ranks.
     """
-    kind, fallback = chosen_device(wanted, max(gpus) + 1)
+    kind, fallback = choose_device(wanted, max(gpus) + 1)
     if force:
         return kind, fallback
     ranks, problem = ranks_on(plan_file, machine), plan_file.problem
     devices = [layout_of(plan_file.plan, problem.model).devices[rank] for rank in ranks]
-    own = [int(problem.cluster.index_in_machine[device]) for device in devices]
+    local_gpus = [int(problem.cluster.index_in_machine[device]) for device in devices]
     if kind == "cuda":
-        for gpu, device in zip(own, devices, strict=True):
+        for gpu, device in zip(local_gpus, devices, strict=True):
             _check_type(gpu, problem.cluster.device_name(device), problem.cluster.gpu_of(device).type_name)
     if ranks:
-        check_machine(plan_file, ranks, kind, own)
+        check_machine(plan_file, ranks, kind, local_gpus)
     return kind, fallback
 
 
 def _check_type(index: int, name: str, planned: str) -> None:
     """Types that the catalogue does not have, or products that may be several, are not compared."""
     product = gpu_product(index)
-    found = match(product, gpu_memory_bytes(index)).gpu
-    if found is not None and planned in catalogue() and found != planned:
+    gpu_type = match(product, gpu_memory_bytes(index)).gpu
+    if gpu_type is not None and planned in catalogue() and gpu_type != planned:
         raise InputError(
-            f"train: {name} of the plan is a {planned}, and GPU {index} of this machine is a {found} ({product}); "
+            f"train: {name} of the plan is a {planned}, and GPU {index} of this machine is a {gpu_type} ({product}); "
             "plan for these GPUs, start this machine under its own name, or go on with train.force=true"
         )
 

@@ -31,10 +31,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from hexiopt.errors import InputError
-from runtime.launch.admission import admitted_machine
+from runtime.launch.admission import admit_machine
 from runtime.launch.meeting import EndedError, MeetingClient
 from runtime.launch.vitals import forget, silence_of
-from runtime.launch.worker import TOLD, HooksOf, Seats, assigned, die_with_parent, work
+from runtime.launch.worker import TOLD, HooksOf, Seats, assignment, die_with_parent, work
 from runtime.parallel.hooks import NO_HOOKS, Hooks
 
 ENDED, REFUSED, LOST = 0, 2, os.EX_TEMPFAIL
@@ -81,7 +81,7 @@ class ProgressAgent(LocalElasticAgent):
             self._kill(worker_group)
             raise
         codes = {local: code for local, pid in pids.items() if (code := exit_code(pid)) is not None}
-        silent = {local: found for local, pid in pids.items() if (found := silence_of(self._seats.folder, pid))}
+        silent = {local: silence for local, pid in pids.items() if (silence := silence_of(self._seats.folder, pid))}
         if not codes and not silent:
             return RunResult(WorkerState.HEALTHY)
         for local, code in codes.items():
@@ -127,12 +127,12 @@ class EndingBackend(C10dRendezvousBackend):
 def exit_code(pid: int) -> int | None:
     """The exit code of a child that has ended, or minus its signal; None while it runs. Does not collect it."""
     try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return TOLD  # collected already
-    if found is None:
+    if status is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
 def check_clock(sent_s: float, head_s: float, received_s: float) -> None:
@@ -193,10 +193,10 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
     if "refused" in given:
         raise InputError(given["refused"])
     check_clock(sent_s, given["now_s"], time.time())
-    run, plan_file = assigned(given)
+    run, plan_file = assignment(given)
     names, gpus = given["seats"], given["gpus"]
     with tempfile.TemporaryDirectory(prefix="hexiopt-agent-") as folder:
-        device, told = admitted_machine(plan_file, machine, gpus, run.device, given["force"])
+        device, told = admit_machine(plan_file, machine, gpus, run.device, given["force"])
         if told is not None:
             meeting.tell({"event": "note", "reason": told})
         seats = Seats(tuple(names), tuple(gpus), device, Path(folder))

@@ -19,7 +19,7 @@ from hexiopt.problem.problem import Problem
 from runtime.events import Event
 from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from runtime.mapping.layout import layout_of
-from runtime.state.checkpoint import finished
+from runtime.state.checkpoint import finished_checkpoints
 from runtime.training.settings import TrainingRun
 
 # What ended a round, the surest cause first: a number that is none comes before the errors that follow from it, and
@@ -58,7 +58,7 @@ class Stop:
     limit_s: float = 0.0
 
 
-def trained(
+def training_events(
     run: TrainingRun,
     folder: Path,
     faults: AfterFaults,
@@ -77,10 +77,10 @@ def trained(
     """
     place = MeetingPlace() if place is None else place
     head, stop = _Head(place, run, folder, faults, force or place.is_local), stop or Stop()
-    with tempfile.TemporaryFile("w+") as said:  # a pipe that nobody reads would fill up
+    with tempfile.TemporaryFile("w+") as stderr:  # a pipe that nobody reads would fill up
         words = [sys.executable, *agent, place.address, "--with-parent"]
         # In a session of its own: Ctrl-C is for the head, which ends the others.
-        process = subprocess.Popen(words, stderr=said, start_new_session=True) if place.is_local else None
+        process = subprocess.Popen(words, stderr=stderr, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
                 if stop.asked():
@@ -88,8 +88,10 @@ def trained(
                 event = place.hear()
                 yield from head.wait() if event is None else head.hear(event)
                 if event is None and process is not None and process.poll() is not None:
-                    said.seek(0)
-                    lines = said.read().strip().splitlines() or [f"the agent ended with exit code {process.returncode}"]
+                    stderr.seek(0)
+                    lines = stderr.read().strip().splitlines() or [
+                        f"the agent ended with exit code {process.returncode}"
+                    ]
                     raise TrainingFailedError(lines[-1])
         finally:
             place.end()
@@ -122,7 +124,7 @@ class _Head:
         usable = tuple(map(problem.cluster.device_name, problem.usable_devices))
         self._all = usable if faults.on_failure == "replan" else used
         self._plans = {frozenset[str](): (run.plan, used)}  # by the devices that they do without
-        self._hosts: dict[str | None, str | None] = {one.name: one.host for one in problem.cluster.machines}
+        self._hosts: dict[str | None, str | None] = {machine.name: machine.host for machine in problem.cluster.machines}
         self._met: _Round | None = None  # who waits for an answer
         self._training: _Round | None = None
         self._joined: set[str] = set()  # machines that have come, or come back, since the last round began to train
@@ -131,7 +133,7 @@ class _Head:
         self._troubled_at = 0.0
         self._restarts, self._best = 0, run.resume
         self._agents: set[str | None] = set()
-        self._said = ""
+        self._last_note = ""
         self._planless: list[frozenset[str]] = []  # devices without which there is no plan
         self._stops_by: float | None = None  # once it is to stop
         run.write(folder / "run.json")
@@ -280,7 +282,7 @@ class _Head:
     ) -> Iterator[Event]:
         """Let those that have met train, unless every plan takes devices that are missing."""
         joined = self._joined if before is not None else set()
-        written = finished(self._run.checkpoints)
+        written = finished_checkpoints(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
         told, restarts = self._why(met, before, cause, joined), self._restarts
         if told is not None and not joined:
@@ -295,7 +297,7 @@ class _Head:
             yield from self._say(f"waiting for {_away(missing)}")
             return
         path, used = chosen
-        self._met, self._troubles, self._said, self._joined = None, [], "", set()
+        self._met, self._troubles, self._last_note, self._joined = None, [], "", set()
         if told is not None and not joined:
             self._restarts, self._best = restarts, last
         self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
@@ -307,7 +309,7 @@ class _Head:
         self._place.answer(met.asked, {"round": met.token, "ranks": met.ranks, **self._assignment()})
 
     def _assignment(self) -> Event:
-        """The run and its plan, as `runtime.launch.worker.assigned` reads them."""
+        """The run and its plan, as `runtime.launch.worker.assignment` reads them."""
         return {"run": self._run.to_dict(), "plan": json.loads(self._run.plan.read_text(encoding="utf-8"))}
 
     def _why(self, met: _Round, before: _Round | None, cause: Event | None, joined: set[str]) -> Event | None:
@@ -356,8 +358,8 @@ class _Head:
         yield {"event": "note", "reason": f"{reason} of {self._run.plan}; {_AS_RESTART}"}
 
     def _say(self, line: str) -> Iterator[Event]:
-        if line != self._said:
-            self._said = line
+        if line != self._last_note:
+            self._last_note = line
             yield {"event": "note", "reason": line}
 
 
@@ -376,8 +378,8 @@ def _away(missing: frozenset[str]) -> str:
     return " and ".join(sorted({_machine(name) for name in missing}))
 
 
-def _machines(one: _Round) -> set[str]:
-    return set(map(_machine, one.devices))
+def _machines(of_round: _Round) -> set[str]:
+    return set(map(_machine, of_round.devices))
 
 
 def _reason(trouble: Event) -> str:

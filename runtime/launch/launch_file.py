@@ -26,10 +26,10 @@ def meeting_address(master: str | None) -> str:
         return master
     host = socket.gethostname()
     try:
-        own = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_STREAM)[0][4][0]
+        address = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
-        own = None
-    if own is None or ipaddress.ip_address(own).is_loopback:
+        address = None
+    if address is None or ipaddress.ip_address(address).is_loopback:
         raise InputError(
             f"train.master: is missing, and this host's name, {host}, is no address that other machines reach; "
             f"state host:port, such as train.master=10.0.0.1:{DEFAULT_PORT}"

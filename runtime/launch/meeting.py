@@ -49,10 +49,10 @@ class MeetingPlace:
         self.is_local = master is None
         host, port = ("127.0.0.1", 0) if master is None else address_of(master)
         try:
-            family, _, _, _, own = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            family, _, _, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             # Listens at this address only, not at all of the machine's: the state of a rendezvous is a pickle, so that
             # whoever reaches the port runs code here.
-            listener = socket.create_server((own[0], port), family=family)
+            listener = socket.create_server((sockaddr[0], port), family=family)
         except OSError as error:
             raise InputError(
                 f"train.master: cannot listen at {host}:{port} ({error.strerror or error}); "
@@ -118,21 +118,21 @@ class MeetingClient:
         if self.store.check([_END]):
             raise EndedError
 
-    def asked_to_stop(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether the ranks are to write a checkpoint and stop."""
         asked: bool = self.store.check([_STOP])
         return asked
 
     def claim(self, name: str) -> Callable[[], bool]:
         """Take a name over from whoever has it; says whether it is still ours."""
-        key, own = f"claim/{name}", uuid.uuid4().hex
-        self.store.set(key, own)
-        return lambda: self.store.get(key).decode() == own
+        key, token = f"claim/{name}", uuid.uuid4().hex
+        self.store.set(key, token)
+        return lambda: self.store.get(key).decode() == token
 
     def own_address(self) -> str:
         """This machine's address, as the network of the meeting place knows it."""
         family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # sends nothing
-            own: str = probe.getsockname()[0]
-            return own
+            host: str = probe.getsockname()[0]
+            return host

@@ -39,9 +39,9 @@ class Vitals:
     def step_ended(self, seconds: float) -> None:
         """A step has ended that took so long."""
         self._steps_s = [*self._steps_s[1 - _RECENT :], seconds]
-        self.moved()
+        self.note_progress()
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Something has ended that counts as a step."""
         if self._steps_s:
             self._step_limit_s = self._limit_s() + self._timeout_s

@@ -25,13 +25,13 @@ from hexiopt.files.plan_file import PlanFile, plan_file_from_section, read_plan
 from hexiopt.reading import Section
 from runtime.device import usable_gpu
 from runtime.events import Event
-from runtime.launch.admission import admitted_device, admitted_machine
+from runtime.launch.admission import admit_machine, admit_ranks
 from runtime.launch.meeting import MeetingClient, TrainingFailedError
 from runtime.launch.torchrun import VARIABLES, torchrun_place
 from runtime.launch.vitals import Vitals
 from runtime.mapping.layout import layout_of
 from runtime.parallel.hooks import Hooks
-from runtime.state.checkpoint import finished
+from runtime.state.checkpoint import finished_checkpoints
 from runtime.training.rank import run_rank
 from runtime.training.settings import TrainingRun
 
@@ -90,7 +90,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
     # Names decide who is which rank: torch sorts machines by address, and numbers the processes as they come.
     store, names = meet("" if gone else name)
     if os.environ["RANK"] == "0":
-        store.set("answer", json.dumps(meeting.ask({"event": "came", "names": [one for one in names if one]})))
+        store.set("answer", json.dumps(meeting.ask({"event": "came", "names": [device for device in names if device]})))
     while not store.check(["answer"]):  # planning again, or waiting for a machine, takes as long as it takes
         time.sleep(_POLL_S)
     answer = json.loads(store.get("answer"))
@@ -99,7 +99,7 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
     if rank is None:
         _idle()
     about["rank"] = rank
-    run, plan_file = assigned(answer)
+    run, plan_file = assignment(answer)
     run = replace(run, device=seats.device)
     vitals.limit(run.settings.silence_s, run.settings.timeout_s)
 
@@ -107,16 +107,16 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
         if event["event"] == "step":
             vitals.step_ended(event["seconds"])
         else:
-            vitals.moved()
+            vitals.note_progress()
         if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "validation", "checkpoint")):
             meeting.tell({**event, **about})
 
-    asked = meeting.asked_to_stop if rank == 0 else None  # of all ranks, one asks the head
+    asked = meeting.must_stop if rank == 0 else None  # of all ranks, one asks the head
     if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked, hooks_of(rank)):
         _idle()  # until the head has heard of all
 
 
-def assigned(answer: Event) -> tuple[TrainingRun, PlanFile]:
+def assignment(answer: Event) -> tuple[TrainingRun, PlanFile]:
     """The run and the plan file of the head's answer. Raises InputError where they are of another version."""
     return TrainingRun.of(answer["run"]), plan_file_from_section(Section(answer["plan"], "the run's plan"))
 
@@ -126,7 +126,7 @@ def meet(name: str) -> tuple[Store, list[str]]:
     store: Store = next(rendezvous("env://"))[0]
     came, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store.set(f"name/{came}", name)
-    return store, [one.decode() for one in store.multi_get([f"name/{other}" for other in range(count)])]
+    return store, [value.decode() for value in store.multi_get([f"name/{other}" for other in range(count)])]
 
 
 def _idle() -> NoReturn:
@@ -153,7 +153,7 @@ def train_as_torchrun(
             "set --nnodes and --nproc-per-node to them, or take train.launch=machine"
         )
     names = [plan_file.problem.cluster.device_name(device) for device in devices]
-    own, here = "", list[str]()
+    device_name, here = "", list[str]()
     if machine is not None:
         here = [name for name in names if name.rpartition(":")[0] == machine]
         if len(here) != place.num_local:
@@ -161,24 +161,26 @@ def train_as_torchrun(
                 f"train.machine: {machine!r} has {len(here)} devices of the plan, and torchrun has started "
                 f"{place.num_local} processes; set --nproc-per-node to the first, or name the machine that this is"
             )
-        own = here[place.local]
-    store, came = meet(own)
+        device_name = here[place.local]
+    store, came = meet(device_name)
     if any(came) and sorted(came) != sorted(names):
         raise InputError("train.machine: is not each machine of the plan once; name them all, or none")
-    rank = names.index(own) if own else place.rank
+    rank = names.index(device_name) if device_name else place.rank
     local_ranks = sorted(
-        names.index(one) if one else came_as
-        for came_as, one in enumerate(came)
+        names.index(name) if name else came_as
+        for came_as, name in enumerate(came)
         if place.rank - place.local <= came_as < place.rank - place.local + place.num_local
     )
     if machine is None:
-        gpu, (device, told) = place.local, admitted_device(plan_file, local_ranks, wanted_device, force)
+        gpu, (device, told) = place.local, admit_ranks(plan_file, local_ranks, wanted_device, force)
     else:  # devices that the plan leaves out do not shift the others' GPUs
         gpus = [int(name.rpartition(":")[2]) for name in here]
-        gpu, (device, told) = gpus[place.local], admitted_machine(plan_file, machine, gpus, wanted_device, force)
+        gpu, (device, told) = gpus[place.local], admit_machine(plan_file, machine, gpus, wanted_device, force)
     if told is not None and place.local == 0:
         print(told, file=sys.stderr)
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (written := finished(run.checkpoints)):
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (
+        written := finished_checkpoints(run.checkpoints)
+    ):
         run = replace(run, resume=written[-1])
     losses = [float("nan")]
 

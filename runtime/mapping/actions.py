@@ -29,7 +29,7 @@ from runtime.mapping.lowering import (
     Reduction,
     StepShape,
     UnitCollective,
-    lowered,
+    lower,
 )
 from runtime.mapping.model_parts import EMBEDDING, FINAL_NORM, head_name
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
@@ -56,8 +56,8 @@ def rank_actions(
     wait for each other for ever.
     """
     sums, together = list(collectives(buckets)), lockstep(layout, buckets)
-    cut = {rank for one in sums for rank in one.ranks}
-    cut |= {rank for rank, at in enumerate(layout.executor_of) for one in together if _place(at) in one.stages}
+    cut = {rank for collective in sums for rank in collective.ranks}
+    cut |= {rank for rank, at in enumerate(layout.executor_of) for crew in together if _place(at) in crew.stages}
     expected = StepTimes.even(layout, schedule) if times is None else times
     shapes = []
     for p, (line, chunk_s, message_s) in enumerate(
@@ -68,51 +68,53 @@ def rank_actions(
         if schedule.splits:
             shape = _with_orders(shape, line, expected.orders[p])
         shapes.append(shape)
-    waits = [frozenset(_waits_for(one, buckets[one.bucket], layout, model, shapes)) for one in sums]
-    lists = lowered(shapes, waits, together)
+    waits = [
+        frozenset(_waits_for(collective, buckets[collective.bucket], layout, model, shapes)) for collective in sums
+    ]
+    lists = lower(shapes, waits, together)
     for p, (shape, stages) in enumerate(zip(shapes, lists, strict=True)):
         for s, actions in enumerate(stages):
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
-            for one in together:
-                if (p, s) in one.stages:
-                    check_units(actions, one.gathers)
+            for crew in together:
+                if (p, s) in crew.stages:
+                    check_units(actions, crew.gathers)
     later = list(collectives_between(buckets))
-    found = []
+    of_ranks = []
     for rank, executor in enumerate(layout.executor_of):
         units = unit_buckets(executor, rank, buckets, model)
-        own: list[Action | BucketCollective] = []
+        entries: list[Action | BucketCollective] = []
         for action in lists[executor.pipeline][executor.stage]:
             match action:
                 case Action():
-                    own.append(action)
+                    entries.append(action)
                 case Reduction(number):
-                    own += [sums[number]] if rank in sums[number].ranks else []
+                    entries += [sums[number]] if rank in sums[number].ranks else []
                 case UnitCollective(scatters, part):
                     kind = CollectiveKind.SCATTER if scatters else CollectiveKind.GATHER
                     (unit,) = units_of(part, executor)
                     groups = [(n, _group(buckets[n], rank)) for n in units.get(unit, ()) if buckets[n].zero >= 2]
-                    own += [BucketCollective(kind, n, ranks) for n, ranks in groups if len(ranks) > 1]
-        found.append((*own, *(one for one in later if rank in one.ranks)))
-    check_actions(layout, seq_len, found)
-    return found
+                    entries += [BucketCollective(kind, n, ranks) for n, ranks in groups if len(ranks) > 1]
+        of_ranks.append((*entries, *(collective for collective in later if rank in collective.ranks)))
+    check_actions(layout, seq_len, of_ranks)
+    return of_ranks
 
 
-def forward_actions(own: RankActions, executor: RankExecutor, units: Mapping[Unit, Sequence[int]]) -> RankActions:
+def forward_actions(actions: RankActions, executor: RankExecutor, units: Mapping[Unit, Sequence[int]]) -> RankActions:
     """Of a rank's actions those of the forwards, in the same order: a step that only asks for the loss. `units` are of
     `unit_buckets`; weights are gathered for the part of an operation that next needs them."""
-    found: list[Action | BucketCollective] = []
+    forwards: list[Action | BucketCollective] = []
     is_for_forward: dict[int, bool] = {}
-    for action in reversed(own):
+    for action in reversed(actions):
         if isinstance(action, BucketCollective):
             if action.kind is CollectiveKind.GATHER and is_for_forward[action.bucket]:
-                found.append(action)
+                forwards.append(action)
             continue
         if action.kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
             buckets = (number for unit in units_of(action, executor) for number in units.get(unit, ()))
             is_for_forward |= dict.fromkeys(buckets, not action.backward)
         if not action.backward:
-            found.append(action)
-    return tuple(reversed(found))
+            forwards.append(action)
+    return tuple(reversed(forwards))
 
 
 def lockstep(layout: Layout, buckets: Sequence[BucketParts]) -> list[Lockstep]:
@@ -121,10 +123,10 @@ def lockstep(layout: Layout, buckets: Sequence[BucketParts]) -> list[Lockstep]:
     for bucket in buckets:
         for ranks in bucket.groups() if bucket.zero >= 2 else ():
             if len(ranks) > 1:
-                own = {_place(layout.executor_of[rank]) for rank in ranks}
+                places = {_place(layout.executor_of[rank]) for rank in ranks}
                 crews = [
-                    *(crew for crew in crews if not crew & own),
-                    own.union(*(crew for crew in crews if crew & own)),
+                    *(crew for crew in crews if not crew & places),
+                    places.union(*(crew for crew in crews if crew & places)),
                 ]
     gathers = any(bucket.zero == 3 for bucket in buckets)
     return [Lockstep(frozenset(crew), gathers) for crew in sorted(crews, key=min)]
@@ -152,13 +154,15 @@ def unit_buckets(
 ) -> dict[Unit, list[int]]:
     """The numbers of the buckets that a rank has in each unit. A tied matrix is in two units where a stage is the first
     and the last."""
-    found: dict[Unit, list[int]] = defaultdict(list)
+    by_unit: dict[Unit, list[int]] = defaultdict(list)
     for number, bucket in enumerate(buckets):
         if rank in bucket.held.ranks:
             for chunk in executor.chunks:
-                for part in sorted({part for one in bucket.parts for part in _made_in(one.name, chunk, model)}):
-                    found[chunk.number, backward_parts(chunk) - 1 - part].append(number)
-    return dict(found)
+                for part in sorted(
+                    {part for parameter in bucket.parts for part in _gradient_parts(parameter.name, chunk, model)}
+                ):
+                    by_unit[chunk.number, backward_parts(chunk) - 1 - part].append(number)
+    return dict(by_unit)
 
 
 def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions]) -> None:
@@ -169,7 +173,7 @@ def check_actions(layout: Layout, seq_len: int, of_ranks: Sequence[RankActions])
         for boundary in range(len(line.stages) * line.num_chunks - 1)
     }
     check_one_order(
-        [list(_joint_events(layout.executor_of[rank], rank, routes, own)) for rank, own in enumerate(of_ranks)]
+        [list(_joint_events(layout.executor_of[rank], rank, routes, actions)) for rank, actions in enumerate(of_ranks)]
     )
 
 
@@ -194,7 +198,7 @@ def _with_orders(shape: StepShape, line: PipelineLayout, orders: StageOrders) ->
     """A shape whose stages run `orders`."""
     late_parts = []
     for stage, order, most in zip(line.stages, orders, shape.last_parts, strict=True):
-        counts = Counter(one.chunk for one in order if one.kind is OperationKind.WEIGHTS)
+        counts = Counter(operation.chunk for operation in order if operation.kind is OperationKind.WEIGHTS)
         late_parts.append(
             tuple(
                 tuple(
@@ -213,18 +217,18 @@ def _layer_part(chunk: Chunk, layer: int) -> int:
 
 
 def _waits_for(
-    one: BucketCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
+    collective: BucketCollective, bucket: BucketParts, layout: Layout, model: ModelSpec, shapes: Sequence[StepShape]
 ) -> Iterator[LastBackward]:
     """The parts of last backwards in which gradients of a bucket are made."""
-    for executor in {layout.executor_of[rank].ranks: layout.executor_of[rank] for rank in one.ranks}.values():
+    for executor in {layout.executor_of[rank].ranks: layout.executor_of[rank] for rank in collective.ranks}.values():
         for c, chunk in enumerate(executor.chunks):
             most = shapes[executor.pipeline].last_parts[executor.stage][c] - 1
             for parameter in bucket.parts:
-                for part in _made_in(parameter.name, chunk, model):
+                for part in _gradient_parts(parameter.name, chunk, model):
                     yield LastBackward(executor.pipeline, executor.stage, c, min(part, most))
 
 
-def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
+def _gradient_parts(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
     """The parts of a backward through a layer range that make a parameter's gradients."""
     if chunk.last and name in (FINAL_NORM, head_name(model)):
         yield 0
@@ -236,12 +240,12 @@ def _made_in(name: str, chunk: Chunk, model: ModelSpec) -> Iterator[int]:
 
 
 def _joint_events(
-    executor: RankExecutor, rank: int, routes: Mapping[tuple[int, int], Sequence[MessageRoute]], own: RankActions
+    executor: RankExecutor, rank: int, routes: Mapping[tuple[int, int], Sequence[MessageRoute]], actions: RankActions
 ) -> Iterator[JointEvent]:
     """What a rank does together with others; its executor computes together, as there are collectives in it, and those
     of a cell do."""
     where = f"of pipeline {executor.pipeline}"
-    for action in own:
+    for action in actions:
         if isinstance(action, BucketCollective):
             yield JointEvent(str(action), action.ranks)
         elif action.kind in COMPUTED:

@@ -48,17 +48,17 @@ class BucketParts:
     zero: int
 
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether each rank of a group steps a share of its own."""
         return self.zero >= 1
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that sum it."""
-        return self.held.groups if self.sharded else (self.held.ranks,)
+        return self.held.groups if self.is_sharded else (self.held.ranks,)
 
     def between(self) -> list[tuple[tuple[int, ...], int, int, int]]:
         """As of `HeldParts`."""
-        return self.held.between() if self.sharded else []
+        return self.held.between() if self.is_sharded else []
 
 
 def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -> list[BucketParts]:
@@ -69,19 +69,19 @@ def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -
     ZeRO-1, as small parameters are by DeepSpeed (`stage3_param_persistence_threshold`): a collective of their own in
     every unit would take longer than they are worth.
     """
-    found = []
+    buckets = []
     for same in held:
         alike: dict[tuple[bool, str], list[ParameterPart]] = defaultdict(list)
         for part in same.parts:
             if prod(part.local_shape):
                 alike[part.decays, rule_of(optimizer, part)].append(part)
-        for (decays, _), kept in alike.items():
+        for (decays, _), parts in alike.items():
             if zero >= 2 and decays:
-                units = [tuple(own) for _, own in groupby(kept, lambda part: backward_turn(part.name))]
-                found += [BucketParts(same, decays, own, zero) for own in units]
+                units = [tuple(unit) for _, unit in groupby(parts, lambda part: backward_turn(part.name))]
+                buckets += [BucketParts(same, decays, unit, zero) for unit in units]
             else:
-                found += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _filled(kept)]
-    return found
+                buckets += [BucketParts(same, decays, tuple(some), min(zero, 1)) for some in _fill_buckets(parts)]
+    return buckets
 
 
 def forward_turn(parts: Iterable[ParameterPart]) -> int:
@@ -89,29 +89,29 @@ def forward_turn(parts: Iterable[ParameterPart]) -> int:
     return min(-backward_turn(part.name) for part in parts)
 
 
-def _filled(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
-    found: list[list[ParameterPart]] = []
+def _fill_buckets(parts: Sequence[ParameterPart]) -> list[list[ParameterPart]]:
+    buckets: list[list[ParameterPart]] = []
     size = 0
     for part in parts:
         length = prod(part.local_shape)
-        if not found or size + length > BUCKET_ELEMENTS:
-            found.append([])
+        if not buckets or size + length > BUCKET_ELEMENTS:
+            buckets.append([])
             size = 0
-        found[-1].append(part)
+        buckets[-1].append(part)
         size += length
-    return found
+    return buckets
 
 
-def collectives(found: Sequence[BucketParts]) -> Iterator[BucketCollective]:
+def collectives(buckets: Sequence[BucketParts]) -> Iterator[BucketCollective]:
     """Every first sum of every bucket that is summed once a step."""
-    for number, bucket in enumerate(found):
+    for number, bucket in enumerate(buckets):
         for ranks in bucket.groups():
             if len(ranks) > 1 and bucket.zero < 2:
                 yield BucketCollective(CollectiveKind.SUM, number, ranks)
 
 
-def collectives_between(found: Sequence[BucketParts]) -> Iterator[BucketCollective]:
+def collectives_between(buckets: Sequence[BucketParts]) -> Iterator[BucketCollective]:
     """Those between sharding groups, which follow all others."""
-    for number, bucket in enumerate(found):
+    for number, bucket in enumerate(buckets):
         for ranks, *_ in bucket.between():
             yield BucketCollective(CollectiveKind.SUM_BETWEEN, number, ranks)

@@ -69,7 +69,7 @@ class RankExecutor:
         """
         match self.sequence:
             case None:
-                return tuple((own,) for own in split(seq_len, len(self.ranks)))
+                return tuple((run,) for run in split(seq_len, len(self.ranks)))
             case layout:
                 of_rank = {
                     rank: runs
@@ -159,11 +159,11 @@ class PipelineLayout:
         stages = [[executor for executor in stage if executor.num_samples] for stage in self.stages]
         sizes = tuple([tuple([executor.num_samples for executor in stage]) for stage in stages])
         return [
-            MessageRoute(a, b, tokens, (one.first_sample, one.first_sample + one.samples))
-            for one in messages_of(sizes, self.num_chunks > 1)
-            if not one.backward and one.stage == chunk % count
-            for sender in [stages[one.stage][one.sender]]
-            for receiver in [stages[one.target(count)][one.receiver]]
+            MessageRoute(a, b, tokens, (message.first_sample, message.first_sample + message.samples))
+            for message in messages_of(sizes, self.num_chunks > 1)
+            if not message.backward and message.stage == chunk % count
+            for sender in [stages[message.stage][message.sender]]
+            for receiver in [stages[message.target(count)][message.receiver]]
             for a, here in zip(sender.ranks, sender.tokens(seq_len), strict=True)
             for b, there in zip(receiver.ranks, receiver.tokens(seq_len), strict=True)
             if (tokens := common(here, there))
@@ -187,13 +187,13 @@ class HeldParts:
             return []
         sizes = tuple(map(len, self.groups))
         unit, at = lcm(*sizes), 0
-        found = []
+        pieces = []
         for width, members in zip(*slices(sizes), strict=True):
             end = at + round(width * unit)
             ranks = sorted(group[k] for group, k in zip(self.groups, members, strict=True))
-            found.append((tuple(ranks), at, end, unit))
+            pieces.append((tuple(ranks), at, end, unit))
             at = end
-        return found
+        return pieces
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Layout:
 
     def channels(self, seq_len: int) -> Channels:
         """The bounds of the channels of all groups and pairs."""
-        layouts = {ranks for one in self.executor_of if one.sequence for ranks in one.groups()}
+        layouts = {ranks for executor in self.executor_of if executor.sequence for ranks in executor.groups()}
         return Channels.of(layouts, self._summing() - self._inside(), self.pairs(seq_len))
 
 
@@ -276,7 +276,7 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adap
         group_of = [executor.stage for executor in each]
     else:
         group_of = [0 if groups is None else groups[device] for device in devices]
-    held = _held(each, model, group_of, adapters)
+    held = _parts_by_holders(each, model, group_of, adapters)
     return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
 
 
@@ -346,7 +346,7 @@ def _in_rank_order(
     return tuple(ranks[k] for k in order), tuple(of_ranks[k] for k in order)
 
 
-def _held(
+def _parts_by_holders(
     executor_of: Sequence[RankExecutor], model: ModelSpec, group_of: Sequence[int], adapters: Adapters | None
 ) -> tuple[HeldParts, ...]:
     holders: dict[str, list[tuple[ParameterPart, int]]] = {}
@@ -354,21 +354,21 @@ def _held(
         for part in executor.parts(model, rank, adapters):
             if part.trained:
                 holders.setdefault(part.name, []).append((part, rank))
-    found: dict[tuple[int, ...], list[ParameterPart]] = {}
+    by_ranks: dict[tuple[int, ...], list[ParameterPart]] = {}
     for name in sorted(holders, key=lambda name: (backward_turn(name), name)):
-        own = holders[name]
-        whole = own[0][0]
-        cuts = sorted({end for part, _ in own for end in (part.start, part.end)})
+        shares = holders[name]
+        whole = shares[0][0]
+        cuts = sorted({end for part, _ in shares for end in (part.start, part.end)})
         for start, end in pairwise(cuts):
-            ranks = tuple(sorted(rank for part, rank in own if part.start <= start and end <= part.end))
-            found.setdefault(ranks, []).append(replace(whole, start=start, end=end))
+            ranks = tuple(sorted(rank for part, rank in shares if part.start <= start and end <= part.end))
+            by_ranks.setdefault(ranks, []).append(replace(whole, start=start, end=end))
 
     def by_group(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(
             tuple(rank for rank in ranks if group_of[rank] == group) for group in sorted({group_of[r] for r in ranks})
         )
 
-    return tuple(HeldParts(ranks, tuple(parts), by_group(ranks)) for ranks, parts in found.items())
+    return tuple(HeldParts(ranks, tuple(parts), by_group(ranks)) for ranks, parts in by_ranks.items())
 
 
 def backward_turn(name: str) -> int:

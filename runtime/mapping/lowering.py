@@ -1,6 +1,6 @@
 """A step as lists of actions: for every stage all that it computes, sends, receives and reduces, in one order.
 
-`lowered` walks all stages together through time, as `_add_send_recv` of torch.distributed.pipelining walks them in
+`lower` walks all stages together through time, as `_add_send_recv` of torch.distributed.pipelining walks them in
 turns. When an operation ends, it enters its stage's list, and at the same moment its message enters the lists of sender
 and receiver, and each reduction of gradients that waited for nothing else those of all who take part. So the lists are
 parts of one global order, and end even where each rank has a single queue for all that it communicates and its host
@@ -162,7 +162,7 @@ class StepShape:
         return len(self.chunk_s[0])
 
 
-def lowered(
+def lower(
     pipelines: Sequence[StepShape],
     reductions: Sequence[frozenset[LastBackward]] = (),
     lockstep: Sequence[Lockstep] = (),
@@ -207,15 +207,15 @@ class _Stage:
     def _late(self, action: Action) -> tuple[int, ...]:
         return self.shape.late_parts[self.number][self.chunk(action)]
 
-    def made_parts(self, action: Action) -> list[int]:
+    def complete_parts(self, action: Action) -> list[int]:
         """The parts of a backward all of whose gradients are made when it ends."""
         match action.kind:
             case ActionKind.INPUT:
                 return [part for part in range(self.parts(action)) if part not in self._late(action)]
             case ActionKind.WEIGHTS:
                 _, *after = self._late(action)[action.part or 0 :]
-                own = self._late(action)[action.part or 0]
-                return [] if own in after else [own]
+                part = self._late(action)[action.part or 0]
+                return [] if part in after else [part]
             case _:
                 return [action.part or 0]
 
@@ -241,10 +241,10 @@ class _Crew:
         """Whether a forward or a backward ends with it."""
         return action.part is None or action.part + 1 == self.stages[0].parts(action)
 
-    def put(self, one: Action | Reduction | UnitCollective) -> None:
+    def put(self, entry: Action | Reduction | UnitCollective) -> None:
         """Put it into the lists of all."""
         for stage in self.stages:
-            stage.done.append(one)
+            stage.done.append(entry)
 
     def gather(self, action: Action) -> None:
         """Gather the weights of the part after this one; of a first part, its own before."""
@@ -255,7 +255,7 @@ class _Crew:
 
 
 def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[Action]:
-    found = deque[Action]()
+    actions = deque[Action]()
     if shape.orders:
         order: Sequence[Operation] = shape.orders[stage]
     else:
@@ -267,9 +267,9 @@ def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[
         action = Action(chunk * shape.num_stages + stage, _KIND_OF[kind], micro_batch)
         if shape.orders and shape.late_parts[stage][chunk] and kind is not OperationKind.FORWARD:
             if kind is OperationKind.BACKWARD:
-                found.append(action._replace(kind=ActionKind.INPUT))
+                actions.append(action._replace(kind=ActionKind.INPUT))
             else:
-                found.append(action._replace(part=begun[operation]))
+                actions.append(action._replace(part=begun[operation]))
                 begun[operation] += 1
             continue
         parts = shape.last_parts[stage][chunk]
@@ -278,10 +278,10 @@ def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[
         else:
             is_cut = action.backward or lockstep.gathers
         if is_cut and parts > 1:
-            found += [action._replace(part=part) for part in range(parts)]
+            actions += [action._replace(part=part) for part in range(parts)]
         else:
-            found.append(action)
-    return found
+            actions.append(action)
+    return actions
 
 
 class _Walk:
@@ -292,15 +292,15 @@ class _Walk:
         lockstep: Sequence[Lockstep],
     ) -> None:
         self.stages = [[_Stage(p, s, shape) for s in range(shape.num_stages)] for p, shape in enumerate(pipelines)]
-        joined = {at for one in lockstep for at in one.stages}
-        self._crews = [self._crew(sorted(one.stages), one) for one in lockstep]
+        joined = {at for crew in lockstep for at in crew.stages}
+        self._crews = [self._crew(sorted(crew.stages), crew) for crew in lockstep]
         self._crews += [
             self._crew([(stage.pipeline, stage.number)], None)
             for stages in self.stages
             for stage in stages
             if (stage.pipeline, stage.number) not in joined
         ]
-        self._crew_of = {(one.pipeline, one.number): crew for crew in self._crews for one in crew.stages}
+        self._crew_of = {(stage.pipeline, stage.number): crew for crew in self._crews for stage in crew.stages}
         # When what happens to which crew: a message comes to one of its stages, or (None) an operation ends.
         self._events: list[tuple[float, int, int, int, _Crew, tuple[_Stage, Action] | None]] = []
         self._count = 0
@@ -316,11 +316,11 @@ class _Walk:
         each = [_computes(stage.shape, stage.number, lockstep) for stage in stages]
         for stage, todo in zip(stages, each, strict=True):
             if todo != each[0]:
-                one = stages[0]
+                first = stages[0]
                 raise InputError(
                     f"a step would hang: stage {stage.number} of pipeline {stage.pipeline}, with "
                     f"{stage.shape.num_micro_batches} micro-batches, gathers or scatters another number of times than "
-                    f"stage {one.number} of pipeline {one.pipeline}, with {one.shape.num_micro_batches}; give "
+                    f"stage {first.number} of pipeline {first.pipeline}, with {first.shape.num_micro_batches}; give "
                     "pipelines equally many stages, layers and micro-batches"
                 )
         return _Crew(stages, each[0], lockstep)
@@ -373,7 +373,7 @@ class _Walk:
             crew.put(UnitCollective(True, action))
         for stage in crew.stages:
             if action.backward and action.micro_batch == stage.shape.num_micro_batches - 1:
-                for part in stage.made_parts(action):
+                for part in stage.complete_parts(action):
                     self._reduce(LastBackward(stage.pipeline, stage.number, stage.chunk(action), part))
 
     def _pass_on(self, stage: _Stage, action: Action, now_s: float) -> None:

@@ -86,7 +86,7 @@ def layer_parts(model: ModelSpec, layer: int, shard: RankShard) -> Iterator[Para
                     if part.latent:
                         yield from _projection_parts(at, model, part)
                     if part.shared:
-                        yield from _shared_parts(at, model, part, shard)
+                        yield from _shared_expert_parts(at, model, part, shard)
                 case Attention() if part.kv_rank:
                     yield from _latent_parts(f"{at}{ATTENTION}.", model, part, shard)
                 case Attention():
@@ -104,17 +104,17 @@ def _attention_parts(
 ) -> Iterator[ParameterPart]:
     hidden, heads = model.hidden_size, shard.share(part.heads)
     kv_heads = shard.groups(part.heads, part.kv_heads)
-    for name, own, count, dim in (
+    for name, span, count, dim in (
         ("q_proj", heads, part.heads, part.qk_dim * (1 + part.gated)),
         ("k_proj", kv_heads, part.kv_heads, part.qk_dim),
         ("v_proj", kv_heads, part.kv_heads, part.v_dim),
     ):
-        yield from _rows(f"{at}{name}", (count * dim, hidden), (own[0] * dim, own[1] * dim), part.bias)
-    for name, own, count in (("q_norm", heads, part.heads), ("k_norm", kv_heads, part.kv_heads)):
+        yield from _rows(f"{at}{name}", (count * dim, hidden), (span[0] * dim, span[1] * dim), part.bias)
+    for name, span, count in (("q_norm", heads, part.heads), ("k_norm", kv_heads, part.kv_heads)):
         if part.qk_norm == "head":
             yield _whole(f"{at}{name}.weight", part.qk_dim, norm_value)
         elif part.qk_norm == "whole":
-            ends = own[0] * part.qk_dim, own[1] * part.qk_dim
+            ends = span[0] * part.qk_dim, span[1] * part.qk_dim
             yield ParameterPart(f"{at}{name}.weight", (count * part.qk_dim,), 0, *ends, norm_value)
     yield from _attention_outputs(at, model, part, heads)
 
@@ -193,10 +193,10 @@ def _recurrent_parts(at: str, model: ModelSpec, part: Recurrent, shard: RankShar
 
 
 def _dense_parts(at: str, model: ModelSpec, part: Dense, shard: RankShard) -> Iterator[ParameterPart]:
-    own = shard.share(part.ffn_size)
+    share = shard.share(part.ffn_size)
     for name in ("gate_proj", "up_proj")[not part.gated :]:
-        yield from _rows(f"{at}{name}", (part.ffn_size, model.hidden_size), own, part.bias)
-    yield from _columns(f"{at}down_proj", (model.hidden_size, part.ffn_size), own, part.bias)
+        yield from _rows(f"{at}{name}", (part.ffn_size, model.hidden_size), share, part.bias)
+    yield from _columns(f"{at}down_proj", (model.hidden_size, part.ffn_size), share, part.bias)
 
 
 def _router_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[ParameterPart]:
@@ -223,23 +223,23 @@ def _projection_parts(at: str, model: ModelSpec, part: Experts) -> Iterator[Para
         yield from _rows(f"{at}{name}", shape, (0, shape[0]), part.latent_bias)
 
 
-def _shared_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
+def _shared_expert_parts(at: str, model: ModelSpec, part: Experts, shard: RankShard) -> Iterator[ParameterPart]:
     columns = Dense(ffn_size=part.shared, gated=part.gated, bias=part.shared_bias)
     yield from _dense_parts(f"{at}{SHARED}.", model, columns, shard)
     if part.shared_gate:
         yield ParameterPart(f"{at}{SHARED_GATE}", (1, model.hidden_size), 0, 0, 1)
 
 
-def _rows(name: str, shape: tuple[int, int], own: Range, has_bias: bool) -> Iterator[ParameterPart]:
+def _rows(name: str, shape: tuple[int, int], rows: Range, has_bias: bool) -> Iterator[ParameterPart]:
     """A matrix whose output is cut, and its bias."""
-    yield ParameterPart(f"{name}.weight", shape, 0, *own)
+    yield ParameterPart(f"{name}.weight", shape, 0, *rows)
     if has_bias:
-        yield ParameterPart(f"{name}.bias", shape[:1], 0, *own)
+        yield ParameterPart(f"{name}.bias", shape[:1], 0, *rows)
 
 
-def _columns(name: str, shape: tuple[int, int], own: Range, has_bias: bool) -> Iterator[ParameterPart]:
+def _columns(name: str, shape: tuple[int, int], columns: Range, has_bias: bool) -> Iterator[ParameterPart]:
     """A matrix whose input is cut, and its bias, which every rank holds."""
-    yield ParameterPart(f"{name}.weight", shape, 1, *own)
+    yield ParameterPart(f"{name}.weight", shape, 1, *columns)
     if has_bias:
         yield _whole(f"{name}.bias", shape[0])
 

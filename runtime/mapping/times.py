@@ -45,7 +45,7 @@ class StepTimes:
         return StepTimes(tuple(shape.chunk_s for shape in shapes), tuple(shape.message_s for shape in shapes), orders)
 
     @staticmethod
-    def priced(problem: Problem, plan: Plan) -> "StepTimes | None":
+    def of_plan(problem: Problem, plan: Plan) -> "StepTimes | None":
         """As the cost model has them; None of a plan that it cannot price."""
         pricer = PlanPricer(problem)
         try:
@@ -53,7 +53,7 @@ class StepTimes:
         except InputError:
             return None
         return StepTimes(
-            tuple(tuple(stage.executors[0].chunk_s for stage in one.stages) for one in cost.pipelines),
+            tuple(tuple(stage.executors[0].chunk_s for stage in pipeline.stages) for pipeline in cost.pipelines),
             tuple(map(_message_s, cost.pipelines)),
             tuple(pricer.orders(plan)) if plan.schedule.splits else (),
         )
@@ -92,9 +92,9 @@ def _at_once(line: PipelineLayout, schedule: Schedule) -> StageOrders:
     orders = []
     for stage, at in zip(line.stages, line.positions(), strict=True):
         order: list[Operation] = []
-        for one in operations(schedule, at):
-            first, end = stage[0].chunks[one.chunk].layers
-            is_split = one.kind is OperationKind.BACKWARD and stage[0].sequence is None
-            order += [one, *[one._replace(kind=OperationKind.WEIGHTS)] * (is_split * (end - first))]
+        for operation in operations(schedule, at):
+            first, end = stage[0].chunks[operation.chunk].layers
+            is_split = operation.kind is OperationKind.BACKWARD and stage[0].sequence is None
+            order += [operation, *[operation._replace(kind=OperationKind.WEIGHTS)] * (is_split * (end - first))]
         orders.append(tuple(order))
     return tuple(orders)

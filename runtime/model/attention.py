@@ -16,7 +16,7 @@ from hexiopt.problem.kinds import Attention
 from runtime.device import fused_attention, has_flash_attention
 from runtime.mapping.parts import RankShard
 from runtime.model.block_attention import PLAIN, Block, Scores, attend, attend_backward, blocks, sink_gradient
-from runtime.model.functions import applied
+from runtime.model.functions import apply
 
 
 class AttentionCall(Protocol):
@@ -69,7 +69,7 @@ class WholeAttention:
         self._is_in_blocks = not self._is_plain or not (is_even or self._has_flash)
         self._mask: Tensor | None = None
         if self._window is not None and self._is_plain and not self._has_flash:
-            self._mask = self._added(self._seen())
+            self._mask = self._score_bias(self._visible_mask())
 
     def __call__(
         self,
@@ -83,7 +83,7 @@ class WholeAttention:
         if not self._meets:
             return q_tbnd.flatten(2)
         if self._is_in_blocks and documents is None:
-            return applied(_BlockAttention, self._blocks, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
+            return apply(_BlockAttention, self._blocks, self._meets, q_tbnd, k_tbnd, v_tbnd, sinks).flatten(2)
         mask = None if self._has_flash else self._mask if documents is None else documents
         # Kernels of GPUs with a mask know no groups.
         is_grouped = self._is_grouped and (mask is None or mask.is_cpu)
@@ -93,22 +93,22 @@ class WholeAttention:
             return self._of_any_lengths(q_tbnd, k_tbnd, v_tbnd, documents)
         if self._chunk is not None and documents is None:
             return self._of_chunks(self._chunk, (q_tbnd, k_tbnd, v_tbnd), is_grouped)
-        return self._fused((q_tbnd, k_tbnd, v_tbnd), mask, is_grouped)
+        return self._attend((q_tbnd, k_tbnd, v_tbnd), mask, is_grouped)
 
-    def _fused(self, qkv_tbnd: Sequence[Tensor], mask: Tensor | None, is_grouped: bool) -> Tensor:
+    def _attend(self, qkv_tbnd: Sequence[Tensor], mask: Tensor | None, is_grouped: bool) -> Tensor:
         q, k, v = (x.permute(1, 2, 0, 3) for x in qkv_tbnd)  # samples, heads, tokens, head size
         with fused_attention(q.device, q.dtype, q.shape[-1]):
-            found = functional.scaled_dot_product_attention(
+            values = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=is_grouped, scale=self._scale
             )
-        return found.permute(2, 0, 1, 3).flatten(2)
+        return values.permute(2, 0, 1, 3).flatten(2)
 
     def _of_chunks(self, chunk: int, qkv_tbnd: Sequence[Tensor], is_grouped: bool) -> Tensor:
         """Each chunk is a sample, whose heads are those of all samples: views."""
         num_tokens, num_samples = qkv_tbnd[0].shape[:2]
         rows = [x.flatten(1, 2) for x in qkv_tbnd]
         of_chunks = [x.view(-1, chunk, *x.shape[1:]).transpose(0, 1) for x in rows]
-        values = self._fused(of_chunks, None, is_grouped)
+        values = self._attend(of_chunks, None, is_grouped)
         return values.transpose(0, 1).reshape(num_tokens, num_samples, -1)
 
     def _of_any_lengths(self, q_tbnd: Tensor, k_tbnd: Tensor, v_tbnd: Tensor, borders: Tensor | None) -> Tensor:
@@ -119,11 +119,11 @@ class WholeAttention:
             borders = self._borders(num_samples)
         # How many tokens before (-1: all) and after its own each one sees.
         back, grouped = (-1 if self._window is None else self._window - 1, 0), self._is_grouped
-        found = varlen_attn(
+        values = varlen_attn(
             q, k, v, borders, borders, num_tokens, num_tokens, window_size=back, enable_gqa=grouped, scale=self._scale
         )
-        assert isinstance(found, Tensor)
-        return found.view(num_samples, num_tokens, -1).transpose(0, 1)
+        assert isinstance(values, Tensor)
+        return values.view(num_samples, num_tokens, -1).transpose(0, 1)
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """For flash attention the borders themselves, with those of chunks, else a mask [B, 1, T, T]."""
@@ -136,7 +136,7 @@ class WholeAttention:
             return borders
         tokens = torch.arange(num_samples * self._seq_len, dtype=borders.dtype, device=borders.device)
         of_token = torch.searchsorted(borders, tokens, right=True).view(num_samples, self._seq_len)
-        return self._added((of_token[:, None, :, None] == of_token[:, None, None, :]) & self._seen())
+        return self._score_bias((of_token[:, None, :, None] == of_token[:, None, None, :]) & self._visible_mask())
 
     def _borders(self, num_samples: int) -> Tensor:
         """Where chunks begin, or whole samples, and the end."""
@@ -145,7 +145,7 @@ class WholeAttention:
         samples = torch.arange(0, end + 1, self._seq_len, dtype=torch.int32, device=device)
         return (samples[:, None] + starts).flatten()[: len(starts) * num_samples + 1]
 
-    def _seen(self) -> Tensor:
+    def _visible_mask(self) -> Tensor:
         """Which keys a query sees in a document without end [T, T]."""
         at = torch.arange(self._seq_len, device=self._like.device)
         back = at[:, None] - at
@@ -153,7 +153,7 @@ class WholeAttention:
             return (back >= 0) & (back <= at[:, None] % self._chunk)
         return back >= 0 if self._window is None else (back >= 0) & (back < self._window)
 
-    def _added(self, seen: Tensor) -> Tensor:
+    def _score_bias(self, seen: Tensor) -> Tensor:
         """As what is added to scores."""
         return self._like.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 

@@ -13,7 +13,7 @@ from runtime.mapping.model_parts import ATTENTION
 from runtime.mapping.parts import RankShard
 from runtime.model.attention import AttentionCall
 from runtime.model.cut_norms import CutWidth, cut_rms_norms
-from runtime.model.functions import recomputed, rms_norm
+from runtime.model.functions import recompute, rms_norm
 from runtime.model.projections import Weights, columns, row
 from runtime.model.rope import QueryScale, Rope
 from runtime.model.tensor_parallel import RankTpGroup
@@ -41,56 +41,56 @@ class AttentionPart:
         counts = part.heads, part.kv_heads
         self._widths = [CutWidth(n * part.qk_dim, at * part.qk_dim) for n, at in zip(counts, shared, strict=True)]
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`."""
         gate: Tensor | None = None
         if self._part.kv_rank:
-            q, k, v = self._of_latent(own, x_tbh)
+            q, k, v = self._of_latent(weights, x_tbh)
         else:
-            q, k, v, gate = self._projected(own, x_tbh)
-        given = q, k, v, own.get(f"{ATTENTION}.sinks"), documents
-        values = recomputed(self.attend, *given) if is_selective else self.attend(*given)
+            q, k, v, gate = self._project(weights, x_tbh)
+        given = q, k, v, weights.get(f"{ATTENTION}.sinks"), documents
+        values = recompute(self.attend, *given) if is_selective else self.attend(*given)
         if gate is not None:
             values = values * gate.sigmoid()
-        return row(own, self._tp, values, f"{ATTENTION}.o_proj")
+        return row(weights, self._tp, values, f"{ATTENTION}.o_proj")
 
-    def _projected(self, own: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(self, weights: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values [T, B, n, D], and a gate [T, B, n · D] if there is one."""
         part, gate = self._part, None
-        q, k, v = columns(own, self._tp, x_tbh, *(f"{ATTENTION}.{name}_proj" for name in "qkv"))
+        q, k, v = columns(weights, self._tp, x_tbh, *(f"{ATTENTION}.{name}_proj" for name in "qkv"))
         if part.qk_norm == "whole" and self._tp.group is not None:
-            weights = [own[f"{ATTENTION}.{name}_norm.weight"] for name in "qk"]
+            norm_weights = [weights[f"{ATTENTION}.{name}_norm.weight"] for name in "qk"]
             unit_norms = self._execution.unit_norms
-            q, k = cut_rms_norms(self._tp, self._widths, self._norm_eps, unit_norms, (q, k), weights)
+            q, k = cut_rms_norms(self._tp, self._widths, self._norm_eps, unit_norms, (q, k), norm_weights)
         elif part.qk_norm == "whole":
-            q, k = self._normed(own, "q_norm", q), self._normed(own, "k_norm", k)
+            q, k = self._norm(weights, "q_norm", q), self._norm(weights, "k_norm", k)
         q, k, v = _heads(q, part.qk_dim * (1 + part.gated)), _heads(k, part.qk_dim), _heads(v, part.v_dim)
         if part.gated:
             q, gate = q.chunk(2, dim=-1)
             # A view of queries would keep their gates for the backward.
             q, gate = q.contiguous(), gate.flatten(2)
         if part.qk_norm == "head":
-            q, k = self._normed(own, "q_norm", q), self._normed(own, "k_norm", k)
+            q, k = self._norm(weights, "q_norm", q), self._norm(weights, "k_norm", k)
         if self._rope is not None:
             q, k = self._rope(q, k)
         if part.qk_norm == "plain":
             q, k = (rms_norm(x, None, self._norm_eps) for x in (q, k))
         return q, k, v, gate
 
-    def _of_latent(self, own: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _of_latent(self, weights: Weights, x_tbh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [T, B, n, D] from latent vectors, which every rank makes whole."""
         part, alone = self._part, self._tp.alone
         plain = part.qk_dim - part.rope_dim
         if part.q_rank:
             names = f"{ATTENTION}.q_a_proj", f"{ATTENTION}.kv_a_proj_with_mqa"
-            latent_q, latent = columns(own, self._tp, x_tbh, *names)
-            latent_q = rms_norm(latent_q, own[f"{ATTENTION}.q_a_layernorm.weight"], _LATENT_EPS)
-            (q,) = columns(own, alone, latent_q, f"{ATTENTION}.q_b_proj")
+            latent_q, latent = columns(weights, self._tp, x_tbh, *names)
+            latent_q = rms_norm(latent_q, weights[f"{ATTENTION}.q_a_layernorm.weight"], _LATENT_EPS)
+            (q,) = columns(weights, alone, latent_q, f"{ATTENTION}.q_b_proj")
         else:
-            q, latent = columns(own, self._tp, x_tbh, f"{ATTENTION}.q_proj", f"{ATTENTION}.kv_a_proj_with_mqa")
+            q, latent = columns(weights, self._tp, x_tbh, f"{ATTENTION}.q_proj", f"{ATTENTION}.kv_a_proj_with_mqa")
         latent, shared = latent.split_with_sizes([part.kv_rank, part.rope_dim], dim=-1)
-        latent = rms_norm(latent, own[f"{ATTENTION}.kv_a_layernorm.weight"], _LATENT_EPS)
-        (both,) = columns(own, alone, latent, f"{ATTENTION}.kv_b_proj")
+        latent = rms_norm(latent, weights[f"{ATTENTION}.kv_a_layernorm.weight"], _LATENT_EPS)
+        (both,) = columns(weights, alone, latent, f"{ATTENTION}.kv_b_proj")
         k, v = _heads(both, plain + part.v_dim).split_with_sizes([plain, part.v_dim], dim=-1)
         q, q_turned = _heads(q, part.qk_dim).split_with_sizes([plain, part.rope_dim], dim=-1)
         k_turned = shared.unsqueeze(2)
@@ -100,8 +100,8 @@ class AttentionPart:
         # A view of values would keep what both were made of for the backward.
         return torch.cat([q, q_turned], dim=-1), k, v.contiguous()
 
-    def _normed(self, own: Weights, name: str, x: Tensor) -> Tensor:
-        return rms_norm(x, own[f"{ATTENTION}.{name}.weight"], self._norm_eps, self._execution.unit_norms)
+    def _norm(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, weights[f"{ATTENTION}.{name}.weight"], self._norm_eps, self._execution.unit_norms)
 
 
 def _heads(x: Tensor, dim: int) -> Tensor:

@@ -98,13 +98,13 @@ def blocks(
 
     Those on the diagonal come first: they give every query that has one a finite log-sum-exp.
     """
-    found = []
+    visible = []
     for first, q_rows in _rows(queries, chunk):
         for other, k_rows in _rows(keys, chunk):
             block = Block(q_rows, k_rows, first - other, window, scores)
             if not block.is_empty and (chunk is None or first // chunk == other // chunk):
-                found.append(block)
-    return sorted(found, key=lambda block: block.lead != 0)
+                visible.append(block)
+    return sorted(visible, key=lambda block: block.lead != 0)
 
 
 def _rows(runs: Sequence[Range], chunk: int | None) -> Iterator[tuple[int, Range]]:
@@ -124,8 +124,8 @@ def attend(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
     fused = (
         _aten._scaled_dot_product_flash_attention if q.is_cuda else _aten._scaled_dot_product_flash_attention_for_cpu
     )
-    found: tuple[Tensor, Tensor] = fused(q, k, v, 0.0, not block.is_whole, scale=block.scores.scale)[:2]
-    return found
+    out_lse: tuple[Tensor, Tensor] = fused(q, k, v, 0.0, not block.is_whole, scale=block.scores.scale)[:2]
+    return out_lse
 
 
 def attend_backward(
@@ -135,20 +135,20 @@ def attend_backward(
     if not _is_fused(block, q, v):
         return _attend_backward(block, grad, q, k, v, out, lse)
     causal = not block.is_whole
-    found: tuple[Tensor, Tensor, Tensor]
+    gradients: tuple[Tensor, Tensor, Tensor]
     lse = lse.contiguous()
     if q.is_cuda:
         # Lengths of sequences of unequal length, and seeds of a dropout: there are neither.
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)
         rest = (None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused)
-        found = _aten._scaled_dot_product_flash_attention_backward(
+        gradients = _aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, out, lse, *rest, scale=block.scores.scale
         )
     else:
-        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, causal, scale=block.scores.scale
         )
-    return found
+    return gradients
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:

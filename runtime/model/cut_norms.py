@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.model.functions import as_type_of, exact, norm_gradients, normed_by
-from runtime.model.tensor_parallel import RankTpGroup, all_reduced, together
+from runtime.model.functions import as_type_of, exact, norm_gradients, rescale
+from runtime.model.tensor_parallel import RankTpGroup, all_reduce, together
 
 
 class CutWidth(NamedTuple):
@@ -39,11 +39,11 @@ class _CutRmsNorms(torch.autograd.Function):
         widths, eps, is_unit, *operands = others
         xs, weights = operands[: len(widths)], operands[len(widths) :]
         counted = [exact(x)[..., width.first :] for x, width in zip(xs, widths, strict=True)]
-        sums = all_reduced(torch.stack([x.square().sum(-1, True) for x in counted]), tp)
+        sums = all_reduce(torch.stack([x.square().sum(-1, True) for x in counted]), tp)
         scales = [(total / width.whole).add_(eps).rsqrt_() for total, width in zip(sums, widths, strict=True)]
         ctx.tp, ctx.widths, ctx.is_unit = tp, widths, is_unit
         ctx.save_for_backward(*xs, *weights, *scales)
-        return tuple(normed_by(*of, is_unit) for of in zip(xs, scales, weights, strict=True))
+        return tuple(rescale(*of, is_unit) for of in zip(xs, scales, weights, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -52,7 +52,7 @@ class _CutRmsNorms(torch.autograd.Function):
         xs, weights, scales = (saved[k * count : (k + 1) * count] for k in range(3))
         is_trained = any(ctx.needs_input_grad[-count:])
         parts = [norm_gradients(*of, ctx.is_unit, is_trained) for of in zip(grads, xs, scales, weights, strict=True)]
-        sums = all_reduced(torch.stack([(inner * normed).sum(-1, True) for normed, inner, _ in parts]), ctx.tp)
+        sums = all_reduce(torch.stack([(inner * normed).sum(-1, True) for normed, inner, _ in parts]), ctx.tp)
         of_xs = []
         for x, scale, width, total, (normed, inner, _) in zip(xs, scales, widths, sums, parts, strict=True):
             inner[..., width.first :] -= normed[..., width.first :] * (total / width.whole)

@@ -80,11 +80,11 @@ class DecoderChunk:
         """What it computes, one after another: of a first chunk the embedding, each layer (those that are recomputed
         together are one), of a last one the sum of the cross entropies of all labels over `num_tokens`. Between them
         are hidden states [t, B, H]. Attention keeps to the documents between `borders`, if any."""
-        found = self._to_hidden(None if borders is None else self._documents(borders, num_samples))
+        parts = self._to_hidden(None if borders is None else self._documents(borders, num_samples))
         if self.chunk.last:
             assert labels_tb is not None
-            found.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
-        return found
+            parts.append(lambda x_tbh: self.loss(x_tbh, labels_tb) / num_tokens)
+        return parts
 
     def _documents(self, borders: Tensor, num_samples: int) -> dict[Part, Tensor]:
         """As each attention takes them."""
@@ -95,7 +95,7 @@ class DecoderChunk:
         layers: list[Callable[[Tensor], Tensor]] = [*self._layers]
         if documents is not None:
             layers = [partial(layer, documents=documents) for layer in self._layers]
-        return [self._embedded, *layers] if self.chunk.first else layers
+        return [self._embedding, *layers] if self.chunk.first else layers
 
     def hidden(self, x: Tensor) -> Tensor:
         """Hidden states of the rank's own tokens [t, B, H] after the layers; from those before them, or, of a first
@@ -104,41 +104,41 @@ class DecoderChunk:
             x = part(x)
         return x
 
-    def _embedded(self, tokens_tb: Tensor) -> Tensor:
+    def _embedding(self, tokens_tb: Tensor) -> Tensor:
         """Hidden states of tokens. Of a frozen embedding too they require a gradient, though nothing reads it: else
         layers that are recomputed would get none."""
-        embedded = self._looked_up(tokens_tb)
+        embedded = self._look_up(tokens_tb)
         return embedded.requires_grad_() if torch.is_grad_enabled() and not embedded.requires_grad else embedded
 
-    def _looked_up(self, tokens_tb: Tensor) -> Tensor:
+    def _look_up(self, tokens_tb: Tensor) -> Tensor:
         if self._tp.group is None:
-            return self._scaled(functional.embedding(tokens_tb, self._weights[EMBEDDING]))
+            return self._scale(functional.embedding(tokens_tb, self._weights[EMBEDDING]))
         low, high = self._rows
         mine = (tokens_tb >= low) & (tokens_tb < high)
         if low == high:
             return self._tp.scatter(self._weights[EMBEDDING].new_zeros(*tokens_tb.shape, self._model.hidden_size))
         rows = functional.embedding((tokens_tb - low).masked_fill(~mine, 0), self._weights[EMBEDDING])
-        return self._tp.scatter(self._scaled(rows * mine.unsqueeze(-1)))
+        return self._tp.scatter(self._scale(rows * mine.unsqueeze(-1)))
 
-    def _scaled(self, rows: Tensor) -> Tensor:
+    def _scale(self, rows: Tensor) -> Tensor:
         """Rows of the embedding times its scale, which has their type, as in transformers."""
         scale = self._execution.embedding_scale
         return rows if scale == 1.0 else rows * rows.new_tensor(scale)
 
     def logits(self, x_tbh: Tensor) -> Tensor:
         """Logits of the rank's rows of the vocabulary for all tokens [T, B, V], of a last chunk's hidden states."""
-        (products,) = self._tp.columns(self._normed(x_tbh), [self._weights[head_name(self._model)]], [None])
+        (products,) = self._tp.columns(self._norm(x_tbh), [self._weights[head_name(self._model)]], [None])
         return self._logits.of(products)
 
     def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:
         """Sum of the cross entropies of all labels, of a last chunk's hidden states."""
         if self._loss_chunk_tokens is None:
             return cross_entropy(self.logits(x_tbh), labels_tb, self._rows, self._tp.group)
-        head, normed = self._weights[head_name(self._model)], self._normed(x_tbh)
+        head, normed = self._weights[head_name(self._model)], self._norm(x_tbh)
         chunk, logits = self._loss_chunk_tokens, self._logits
         return chunked_cross_entropy(normed, head, labels_tb, self._rows, self._tp, chunk, logits)
 
-    def _normed(self, x_tbh: Tensor) -> Tensor:
+    def _norm(self, x_tbh: Tensor) -> Tensor:
         return rms_norm(x_tbh, self._weights[FINAL_NORM], self._model.norm_eps, self._execution.unit_norms)
 
 
@@ -159,7 +159,7 @@ class HostChunk(DecoderChunk):
         super().__init__(model, chunk, shard, tp, calls, weights, run=hosted_layer_run)
         self._like = like
 
-    def _embedded(self, tokens_tb: Tensor) -> Tensor:
+    def _embedding(self, tokens_tb: Tensor) -> Tensor:
         return self._like.new_zeros(*tokens_tb.shape, self._model.hidden_size, requires_grad=True)
 
     def loss(self, x_tbh: Tensor, labels_tb: Tensor) -> Tensor:

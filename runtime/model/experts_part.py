@@ -27,7 +27,7 @@ from runtime.mapping.model_parts import (
     SHARED,
     SHARED_GATE,
 )
-from runtime.model.functions import activated, applied, clamped_gate
+from runtime.model.functions import activate, apply, clamped_gate
 from runtime.model.projections import Weights, columns, mlp
 from runtime.model.router import ExpertLoads, SequenceBalance, choose, router_logits
 from runtime.model.tensor_parallel import LateProducts, RankTpGroup
@@ -73,44 +73,45 @@ class ExpertsPart:
     loads: ExpertLoads | None = None
     hosts: bool = False
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
-        run, width = partial(self._run, own), self.part.width(x_tbh.shape[-1])
+        run, width = partial(self._run, weights), self.part.width(x_tbh.shape[-1])
         exchange = partial(self.exchange, scales_input=self.part.scales_input)
         if self.hosts:
             none = torch.empty(0, self.part.top_k, dtype=torch.int64, device=x_tbh.device)
             return exchange(x_tbh.view(0, width), none, none.to(x_tbh.dtype), run)[0].view_as(x_tbh)
         flat = x_tbh.flatten(0, 1)
-        logits, bias = router_logits(flat, own[f"{ROUTER}.weight"], own.get(f"{ROUTER}.bias")), own.get(BALANCE)
+        logits = router_logits(flat, weights[f"{ROUTER}.weight"], weights.get(f"{ROUTER}.bias"))
+        bias = weights.get(BALANCE)
         assert self.execution.router is not None
         choice = choose(logits, self.execution.router, self.part.top_k, bias)
         if self.loads is not None and bias is not None:
             self.loads.add(bias, choice.experts)
-        meanwhile = partial(self._shared, own, x_tbh) if self.part.shared else None
-        rows = self._projected(own, x_tbh, LATENT_INWARD).flatten(0, 1)
+        meanwhile = partial(self._run_shared, weights, x_tbh) if self.part.shared else None
+        rows = self._project(weights, x_tbh, LATENT_INWARD).flatten(0, 1)
         sums, shared = exchange(rows, choice.experts, choice.weights.to(x_tbh.dtype), run, meanwhile)
-        outer = self._projected(own, sums.view(*x_tbh.shape[:2], width), LATENT_OUTWARD)
+        outer = self._project(weights, sums.view(*x_tbh.shape[:2], width), LATENT_OUTWARD)
         outer = outer if shared is None else outer + shared
-        return outer if self.balance is None else self.balance.added(outer, choice)
+        return outer if self.balance is None else self.balance.attach_loss(outer, choice)
 
-    def _projected(self, own: Weights, x: Tensor, name: str) -> Tensor:
+    def _project(self, weights: Weights, x: Tensor, name: str) -> Tensor:
         """Own tokens [t, B, ...] to the experts' width, or back, where it is another."""
-        return columns(own, self.tp.alone, x, name)[0] if self.part.latent else x
+        return columns(weights, self.tp.alone, x, name)[0] if self.part.latent else x
 
-    def _shared(self, own: Weights, x_tbh: Tensor) -> Tensor:
-        outer = mlp(own, self.tp, x_tbh, SHARED, self.activation, is_gated=self.part.gated)
-        return outer * functional.linear(x_tbh, own[SHARED_GATE]).sigmoid() if self.part.shared_gate else outer
+    def _run_shared(self, weights: Weights, x_tbh: Tensor) -> Tensor:
+        outer = mlp(weights, self.tp, x_tbh, SHARED, self.activation, is_gated=self.part.gated)
+        return outer * functional.linear(x_tbh, weights[SHARED_GATE]).sigmoid() if self.part.shared_gate else outer
 
-    def _run(self, own: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
+    def _run(self, weights: Weights, rows: Tensor, of: ExpertRows) -> Tensor:
         late = self.tp.late
-        inner = self._activated(grouped_product(rows, own[INWARD], own.get(f"{INWARD}_bias"), of, late))
-        return grouped_product(inner, own[OUTWARD], own.get(f"{OUTWARD}_bias"), of, late)
+        inner = self._activate(grouped_product(rows, weights[INWARD], weights.get(f"{INWARD}_bias"), of, late))
+        return grouped_product(inner, weights[OUTWARD], weights.get(f"{OUTWARD}_bias"), of, late)
 
-    def _activated(self, inner: Tensor) -> Tensor:
+    def _activate(self, inner: Tensor) -> Tensor:
         if not self.part.gated:
-            return activated(self.activation, inner)
+            return activate(self.activation, inner)
         (gate, up), alpha, limit = inner.chunk(2, -1), self.execution.gate_alpha, self.execution.gate_limit
-        return activated(self.activation, gate, up) if alpha is None else clamped_gate(alpha, limit, gate, up)
+        return activate(self.activation, gate, up) if alpha is None else clamped_gate(alpha, limit, gate, up)
 
 
 # ------------------------------------------------------------------ grouped products
@@ -120,7 +121,7 @@ def grouped_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, of: ExpertRows, late: LateProducts | None = None
 ) -> Tensor:
     """The rows [R, in] of each expert times its own matrix [n, out, in], transposed, plus its bias [n, out], if any."""
-    return applied(_GroupedProduct, rows, weight, bias, of, late)
+    return apply(_GroupedProduct, rows, weight, bias, of, late)
 
 
 _ALIGNED_BYTES = 16  # of the beginning and the strides of what torch's grouped product takes

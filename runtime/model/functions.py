@@ -36,9 +36,9 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
-applied: Callable[..., Tensor] = _apply
+apply: Callable[..., Tensor] = _apply
 """The tensor that an autograd function makes of its arguments."""
-applied_all: Callable[..., tuple[Tensor, ...]] = _apply
+apply_all: Callable[..., tuple[Tensor, ...]] = _apply
 """The tensors that it makes, of one that makes several."""
 
 
@@ -58,35 +58,35 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, is_unit: bool = False
 
     With `is_unit` the factors of a vector are one plus the weight, in float32 or better, as in Gemma.
     """
-    return applied(_RmsNorm, x, weight, eps, is_unit)
+    return apply(_RmsNorm, x, weight, eps, is_unit)
 
 
-def rotated(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(cos: Tensor, sin: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """x · cos + swapped x · sin of both, where the halves of the last dimension are swapped. Keeps the tables alone."""
-    q, k = applied_all(_Rotated, cos, sin, q, k)
+    q, k = apply_all(_Rotated, cos, sin, q, k)
     return q, k
 
 
-def activated(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
+def activate(activation: str, x: Tensor, up: Tensor | None = None) -> Tensor:
     """activation(x), times `up` if it is given, in whose type it then is. Keeps both, and nothing else."""
-    return applied(_Activated, activation, x, up)
+    return apply(_Activated, activation, x, up)
 
 
 def clamped_gate(alpha: float, limit: float, gate: Tensor, up: Tensor) -> Tensor:
     """(up + 1) · gate · sigmoid(alpha · gate), with the gate at most `limit` and `up` within ±limit. Keeps both, and
     nothing else."""
-    return applied(_ClampedGate, alpha, limit, gate, up)
+    return apply(_ClampedGate, alpha, limit, gate, up)
 
 
-def recomputed(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def recompute(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     """run(*inputs), of which only the inputs are kept: the backward runs it again. One of them must require a gradient,
     or nothing in `run` gets any."""
     if not torch.is_grad_enabled():
         return run(*inputs)
     if torch.compiler.is_compiling():  # which cannot look into a backward that runs another one
-        found: Tensor = checkpoint(run, *inputs, use_reentrant=False)
-        return found
-    return applied(_Recomputed, run, *inputs)
+        output: Tensor = checkpoint(run, *inputs, use_reentrant=False)
+        return output
+    return apply(_Recomputed, run, *inputs)
 
 
 def as_type_of(x: Tensor, made: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class _RmsNorm(torch.autograd.Function):
         scale = whole.square().mean(-1, True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         ctx.is_unit = is_unit
-        return normed_by(x, scale, weight, is_unit)
+        return rescale(x, scale, weight, is_unit)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -111,7 +111,7 @@ class _RmsNorm(torch.autograd.Function):
         return as_type_of(x, of_x), of_weight, None, None
 
 
-def normed_by(x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool) -> Tensor:
+def rescale(x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool) -> Tensor:
     """x · scale · weight, or, with `is_unit`, · (1 + weight), in the type of x."""
     normed = exact(x) * scale
     if weight is None:
@@ -122,7 +122,7 @@ def normed_by(x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool) ->
 def norm_gradients(
     grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor | None, is_unit: bool, is_trained: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of `normed_by`: n = x · scale and the gradient g of n, both exact, and that of a weight that is trained.
+    """Of `rescale`: n = x · scale and the gradient g of n, both exact, and that of a weight that is trained.
 
     With scale = (mean(x²) + eps)^-1/2, whose own derivative is -x · scale³ over the width, the gradient of x is
     (g - n · mean(g · n)) · scale.
@@ -156,17 +156,17 @@ class _Activated(torch.autograd.Function):
     def forward(ctx: Any, activation: str, x: Tensor, up: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, up)
         ctx.activation = activation
-        activate, _ = ACTIVATIONS[activation]
-        return activate(x) if up is None else activate(as_type_of(up, x)) * up
+        function, _ = ACTIVATIONS[activation]
+        return function(x) if up is None else function(as_type_of(up, x)) * up
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor | None]:
         (x, up), (grad,) = ctx.saved_tensors, grads
-        activate, of_input = ACTIVATIONS[ctx.activation]
+        function, of_input = ACTIVATIONS[ctx.activation]
         if up is None:
             return None, of_input(grad, x), None
         wide = as_type_of(up, x)
-        return None, as_type_of(x, of_input(grad * up, wide)), grad * activate(wide)
+        return None, as_type_of(x, of_input(grad * up, wide)), grad * function(wide)
 
 
 class _ClampedGate(torch.autograd.Function):
@@ -201,6 +201,6 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [x if x is None else x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
         with torch.enable_grad():
-            found = ctx.run(*inputs)
-        torch.autograd.backward(found, grads[0])
+            output = ctx.run(*inputs)
+        torch.autograd.backward(output, grads[0])
         return None, *(x if x is None else x.grad for x in inputs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from hexiopt.problem.kinds import LayerKind, Part
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import MLP, execution_of, layer_prefix, sublayers
-from runtime.model.functions import recomputed, rms_norm
+from runtime.model.functions import recompute, rms_norm
 from runtime.model.projections import Weights, mlp
 from runtime.model.tensor_parallel import RankTpGroup
 
@@ -24,8 +24,8 @@ from runtime.model.tensor_parallel import RankTpGroup
 class PartCall(Protocol):
     """What a rank computes of a part, the same for every layer that has it."""
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
-        """What the part makes of normed hidden states of the rank's own tokens, with the layer's weights `own`.
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+        """What the part makes of normed hidden states of the rank's own tokens, with the layer's `weights`.
 
         No token sees beyond its own one of the `documents`, which parts that mix tokens are given, if any. With
         `is_selective` the backward recomputes what selective recompute leaves out.
@@ -33,7 +33,7 @@ class PartCall(Protocol):
         ...
 
 
-def no_part(own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+def no_part(weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
     """A part of which a rank that hosts experts alone has nothing: what it makes of no tokens is none."""
     return x_tbh
 
@@ -46,9 +46,9 @@ class DensePart:
     activation: str
     tp: RankTpGroup
 
-    def __call__(self, own: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
+    def __call__(self, weights: Weights, x_tbh: Tensor, documents: Tensor | None, is_selective: bool) -> Tensor:
         """As a `PartCall`; it mixes no tokens."""
-        return mlp(own, self.tp, x_tbh, MLP, self.activation, is_gated=self.is_gated)
+        return mlp(weights, self.tp, x_tbh, MLP, self.activation, is_gated=self.is_gated)
 
 
 class SublayerCall(NamedTuple):
@@ -81,33 +81,33 @@ class LayerCall:
         )
         return cls(calls, model.norm_eps, execution.unit_norms, execution.residual_scale, policy == "selective")
 
-    def normed(self, own: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
+    def apply_norm(self, weights: Weights, name: str | None, x_tbh: Tensor) -> Tensor:
         """What the norm of that name makes, if there is one."""
-        return x_tbh if name is None else rms_norm(x_tbh, own[f"{name}.weight"], self.norm_eps, self.unit_norms)
+        return x_tbh if name is None else rms_norm(x_tbh, weights[f"{name}.weight"], self.norm_eps, self.unit_norms)
 
 
 LayerRun = Callable[..., Tensor]
 _MOST_GRAPHS = 256  # one of each kind of layers, policy, and with and without a backward; torch stops at 8
 
 
-def layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
-    """A layer, of the weights `own` by their names in it; `documents` of each part that mixes tokens, or none."""
+def layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+    """A layer, of `weights` by their names in it; `documents` of each part that mixes tokens, or none."""
     number = 0
     for parts, norm, output_norm in call.sublayers:
-        normed = call.normed(own, norm, x_tbh)
+        normed = call.apply_norm(weights, norm, x_tbh)
         for part in parts:
             of_part = documents[number] if number < len(documents) else None
-            made = call.normed(own, output_norm, part(own, normed, of_part, call.is_selective))
+            made = call.apply_norm(weights, output_norm, part(weights, normed, of_part, call.is_selective))
             x_tbh = x_tbh + (made if call.residual_scale == 1.0 else made * call.residual_scale)
             number += 1
     return x_tbh
 
 
-def hosted_layer_run(own: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
+def hosted_layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tensor) -> Tensor:
     """A layer on a rank that hosts experts alone: without tokens and norms, it takes part in the exchanges."""
     for sublayer in call.sublayers:
         for part in sublayer.parts:
-            x_tbh = x_tbh + part(own, x_tbh, None, False)
+            x_tbh = x_tbh + part(weights, x_tbh, None, False)
     return x_tbh
 
 
@@ -134,7 +134,7 @@ class Layers:
         self._mixers, self._runs = [kind.mixers for kind in kinds], []
         for number, kind in enumerate(kinds, first):
             at = layer_prefix(number)
-            mine = {name.removeprefix(at): own for name, own in weights.items() if name.startswith(at)}
+            mine = {name.removeprefix(at): weight for name, weight in weights.items() if name.startswith(at)}
             self._runs.append(partial(run, mine, calls[kind, policy]))
         self._is_full = policy == "full"
 
@@ -142,7 +142,7 @@ class Layers:
         """Hidden states after the layers, from those before them: the rank's own tokens. `documents` as each part that
         mixes tokens takes them."""
         of_mixers = () if documents is None else [documents[part] for parts in self._mixers for part in parts]
-        return recomputed(self._run, x_tbh, *of_mixers) if self._is_full else self._run(x_tbh, *of_mixers)
+        return recompute(self._run, x_tbh, *of_mixers) if self._is_full else self._run(x_tbh, *of_mixers)
 
     def _run(self, x_tbh: Tensor, *documents: Tensor) -> Tensor:
         left = iter(documents)

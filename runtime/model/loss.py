@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.model.functions import applied, exact_dtype
-from runtime.model.tensor_parallel import RankTpGroup, gathered, scattered
-from runtime.saved import saved_as
+from runtime.model.functions import apply, exact_dtype
+from runtime.model.tensor_parallel import RankTpGroup, gather, scatter
+from runtime.saved import label_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Logits:
 
 def cross_entropy(logits_tbv: Tensor, labels_tb: Tensor, rows: Range, group: dist.ProcessGroup | None) -> Tensor:
     """Sum of the cross entropies of all labels, from logits of the rank's own `rows` of the vocabulary."""
-    with saved_as("logits", transient_bytes=logits_tbv.nbytes):
-        return applied(_CrossEntropy, logits_tbv, labels_tb, rows, group)
+    with label_saved("logits", transient_bytes=logits_tbv.nbytes):
+        return apply(_CrossEntropy, logits_tbv, labels_tb, rows, group)
 
 
 def chunked_cross_entropy(
@@ -59,8 +59,8 @@ def chunked_cross_entropy(
     """
     logits = min(chunk_tokens, labels_tb.numel()) * len(weight_vh)
     transient_bytes = logits * (2 * weight_vh.itemsize + exact_dtype(weight_vh.dtype).itemsize)
-    with saved_as("logits", transient_bytes):
-        return applied(
+    with label_saved("logits", transient_bytes):
+        return apply(
             _ChunkedCrossEntropy, x_tbh, weight_vh, labels_tb, rows, tp, chunk_tokens, kind, weight_vh.requires_grad
         )
 
@@ -134,14 +134,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, rows: Range, *others: Any) -> Tensor:
         tp, chunk_tokens, kind, is_trained = others
-        whole = x if tp.group is None else gathered(x, tp)
+        whole = x if tp.group is None else gather(x, tp)
         of_whole = torch.empty_like(whole, memory_format=torch.contiguous_format)
         of_weight, loss = torch.zeros_like(weight) if is_trained else None, x.new_zeros((), dtype=exact_dtype(x.dtype))
         read, into, wanted = whole.flatten(0, 1), of_whole.flatten(0, 1), labels.flatten()
         for first in range(0, len(read), chunk_tokens):
             some = slice(first, first + chunk_tokens)
             loss += _of_chunk(read[some], weight, wanted[some], rows, tp.group, kind, into[some], of_weight)
-        ctx.save_for_backward(of_whole if tp.group is None else scattered(of_whole, tp), of_weight)
+        ctx.save_for_backward(of_whole if tp.group is None else scatter(of_whole, tp), of_weight)
         return loss
 
     @staticmethod

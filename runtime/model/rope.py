@@ -10,7 +10,7 @@ from torch import Tensor
 from hexiopt.files.models.execution import yarn_scale
 from hexiopt.problem.execution import Rotation, Temperature
 from runtime.mapping.parts import Range
-from runtime.model.functions import as_type_of, rotated
+from runtime.model.functions import as_type_of, rotate
 
 
 class Rope:
@@ -32,15 +32,15 @@ class Rope:
     def __call__(self, q_tbnd: Tensor, k_tbnd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated by their positions."""
         if q_tbnd.shape[-1] == self._dim:
-            return self._rotated(q_tbnd, k_tbnd)
-        first = self._rotated(q_tbnd[..., : self._dim], k_tbnd[..., : self._dim])
+            return self._rotate(q_tbnd, k_tbnd)
+        first = self._rotate(q_tbnd[..., : self._dim], k_tbnd[..., : self._dim])
         q, k = (torch.cat([turned, x[..., self._dim :]], -1) for turned, x in zip(first, (q_tbnd, k_tbnd), strict=True))
         return q, k
 
-    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self._is_interleaved:
             q, k = (x.view(*x.shape[:-1], -1, 2).mT.flatten(-2) for x in (q, k))
-        return rotated(self._cos, self._sin, q, k)
+        return rotate(self._cos, self._sin, q, k)
 
 
 class QueryScale:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hexiopt.problem.execution import OF_CHOSEN, SOFTMAX, RouterRule
-from runtime.model.functions import applied, exact
+from runtime.model.functions import apply, exact
 
 
 class RouterChoice(NamedTuple):
@@ -36,7 +36,7 @@ def choose(logits_ne: Tensor, rule: RouterRule, top_k: int, bias_e: Tensor | Non
             wanted = logits_ne.detach()  # scores of unequal ones may round to the same
         else:
             wanted = scores.detach() if bias_e is None else scores.detach() + bias_e.detach()
-        experts = _top(wanted if rule.num_groups == 1 else _limited(wanted, rule), top_k)
+        experts = _top(wanted if rule.num_groups == 1 else _limit_groups(wanted, rule), top_k)
         weights = scores.gather(1, experts)
         shares = scores if rule.scores == SOFTMAX else scores / (scores.sum(-1, keepdim=True) + _TINY)
         if rule.is_normalized:
@@ -52,7 +52,7 @@ def _top(scores: Tensor, count: int) -> Tensor:
     return scores.sort(stable=True, dim=-1, descending=True).indices[:, :count].contiguous()
 
 
-def _limited(wanted: Tensor, rule: RouterRule) -> Tensor:
+def _limit_groups(wanted: Tensor, rule: RouterRule) -> Tensor:
     """Scores of experts, -inf of those in groups that are not chosen from."""
     by_group = wanted.view(len(wanted), rule.num_groups, -1)
     best = by_group.topk(min(2, by_group.shape[-1]), -1).values.sum(-1)
@@ -69,7 +69,7 @@ def loads(experts: Tensor, count: int) -> Tensor:
 def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias in float32 or better, as choices hang on small differences. Keeps weight, and x for a gradient
     of it, as they are."""
-    return applied(_ExactProduct, x, weight, bias)
+    return apply(_ExactProduct, x, weight, bias)
 
 
 class _ExactProduct(torch.autograd.Function):
@@ -103,7 +103,7 @@ class SequenceBalance:
     seq_len: int
     group: dist.ProcessGroup | None
 
-    def added(self, x_tbh: Tensor, choice: RouterChoice) -> Tensor:
+    def attach_loss(self, x_tbh: Tensor, choice: RouterChoice) -> Tensor:
         """x, through which the gradient of the loss comes: the loss itself is in no sum. What is given of the rank's
         own tokens makes its part of the mean shares; choices are counted over all."""
         (num_tokens, num_samples), (count, top_k) = x_tbh.shape[:2], (choice.shares.shape[1], choice.experts.shape[1])
@@ -113,7 +113,7 @@ class SequenceBalance:
             dist.all_reduce(chosen, group=self.group)
         shares = choice.shares.view(num_tokens, num_samples, count).sum(0)
         scale = count / (top_k * self.seq_len**2)
-        return applied(_WithLoss, x_tbh, (chosen * shares).sum() * (scale * self.weight))
+        return apply(_WithLoss, x_tbh, (chosen * shares).sum() * (scale * self.weight))
 
 
 class _WithLoss(torch.autograd.Function):

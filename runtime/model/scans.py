@@ -22,17 +22,17 @@ def mamba_scan(
 ) -> Tensor:
     """The outputs [B, T, h, V] of Mamba-2 (Dao and Gu, arXiv 2405.21060, section 6): after token t a head has the state
     S = exp(step · decay) S + step · key ⊗ value, of which the query reads its output."""
-    values, steps, keys, queries = _chunked(chunk, values_bthv, steps_bth, keys_bthk, queries_bthk)
+    values, steps, keys, queries = _to_chunks(chunk, values_bthv, steps_bth, keys_bthk, queries_bthk)
     logs = (steps * exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
     inside = queries @ keys.mT * _decay(logs) @ values
     made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
     left, read = logs[..., -1].exp()[..., None, None], queries * logs.exp().unsqueeze(-1)
     state, outputs = torch.zeros_like(made[0]), []
-    for own, query, rest, more in zip(inside, read, left, made, strict=True):
-        outputs.append(own + query @ state)
+    for intra, query, rest, more in zip(inside, read, left, made, strict=True):
+        outputs.append(intra + query @ state)
         state = rest * state + more
-    return _joined(outputs, values_bthv)
+    return _join_chunks(outputs, values_bthv)
 
 
 def delta_scan(
@@ -44,7 +44,7 @@ def delta_scan(
     Keys and queries are of length one, queries divided by sqrt K. Inside a chunk what is written follows from a
     triangular system of its keys.
     """
-    values, writes, logs, keys, queries = _chunked(chunk, values_bthv, writes_bth, logs_bth, keys_bthk, queries_bthk)
+    values, writes, logs, keys, queries = _to_chunks(chunk, values_bthv, writes_bth, logs_bth, keys_bthk, queries_bthk)
     keys, queries, logs = _unit(keys), _unit(queries) / sqrt(queries.shape[-1]), logs.cumsum(-1)
     decay, since, written = _decay(logs), logs.exp().unsqueeze(-1), keys * writes.unsqueeze(-1)
     system = (written @ keys.mT * decay).tril(-1)
@@ -52,13 +52,13 @@ def delta_scan(
     solved = torch.linalg.solve_triangular(_with_ones(system), wanted, upper=False, unitriangular=True)
     fresh, stale = solved.split_with_sizes([values.shape[-1], keys.shape[-1]], dim=-1)
     inside, read = queries @ keys.mT * decay, queries * since
-    kept, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
+    decayed, left = keys * (logs[..., -1:] - logs).exp().unsqueeze(-1), logs[..., -1].exp()[..., None, None]
     state, outputs = keys.new_zeros(*keys.shape[1:3], keys.shape[-1], values.shape[-1]), []
-    for new, old, query, pairs, key, rest in zip(fresh, stale, read, inside, kept, left, strict=True):
+    for new, old, query, pairs, key, rest in zip(fresh, stale, read, inside, decayed, left, strict=True):
         change = new - old @ state
         outputs.append(query @ state + pairs @ change)
         state = rest * state + key.mT @ change
-    return _joined(outputs, values_bthv)
+    return _join_chunks(outputs, values_bthv)
 
 
 def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None) -> Tensor:
@@ -67,11 +67,11 @@ def causal_convolution(x_btc: Tensor, weight_c1k: Tensor, bias_c: Tensor | None)
     if not x_btc.shape[-1]:
         return x_btc
     # Padded at both ends by the convolution itself: a copy padded at the first would be kept for the backward.
-    found = functional.conv1d(x_btc.transpose(1, 2), weight_c1k, bias_c, padding=width - 1, groups=len(weight_c1k))
-    return functional.silu(found[:, :, : x_btc.shape[1]]).transpose(1, 2)
+    sums = functional.conv1d(x_btc.transpose(1, 2), weight_c1k, bias_c, padding=width - 1, groups=len(weight_c1k))
+    return functional.silu(sums[:, :, : x_btc.shape[1]]).transpose(1, 2)
 
 
-def _chunked(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
+def _to_chunks(chunk: int, *of_tokens: Tensor) -> list[Tensor]:
     """[B, T, n, ...] as [chunks, B, n, chunk, ...]; tokens after the last are zero, which decays and writes nothing."""
     missing = -of_tokens[0].shape[1] % chunk
     padded = (functional.pad(exact(x), (0, 0) * (x.ndim - 2) + (0, missing)) for x in of_tokens)
@@ -93,6 +93,6 @@ def _with_ones(system: Tensor) -> Tensor:
     return system + torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
 
 
-def _joined(outputs: list[Tensor], like_bthv: Tensor) -> Tensor:
+def _join_chunks(outputs: list[Tensor], like_bthv: Tensor) -> Tensor:
     """Outputs of chunks [B, h, chunk, V] one after another, without tokens after the last."""
     return torch.cat(outputs, dim=2)[:, :, : like_bthv.shape[1]].transpose(1, 2)

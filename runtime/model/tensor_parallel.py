@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runtime.mapping.parts import Range
-from runtime.model.functions import applied, applied_all
+from runtime.model.functions import apply, apply_all
 from runtime.network import gathered_products, scattered_product
 from runtime.saved import count_saved
 
@@ -41,7 +41,7 @@ class LateProducts:
     def puts_off(self, micro_batch: int, weights: Mapping[int, Iterable[Tensor]]) -> Iterator[None]:
         """The backward of a micro-batch, in here, puts the gradients of `weights`, by layer, off."""
         self._micro_batch = micro_batch
-        self._layer_of = {id(weight): layer for layer, own in weights.items() for weight in own}
+        self._layer_of = {id(weight): layer for layer, matrices in weights.items() for weight in matrices}
         try:
             yield
         finally:
@@ -76,12 +76,12 @@ class RankTpGroup:
     is_async: bool = False
 
     @property
-    def fused(self) -> dist.ProcessGroup | None:
+    def fused_group(self) -> dist.ProcessGroup | None:
         """The group, where products are fused with its collectives."""
         return self.group if self.is_async and len({end - start for start, end in self.tokens}) == 1 else None
 
     @property
-    def own(self) -> Range:
+    def own_tokens(self) -> Range:
         """The rank's tokens."""
         return self.tokens[self.rank]
 
@@ -101,17 +101,17 @@ class RankTpGroup:
         their weights, and with their adapters, if any, whose B is cut likewise."""
         arguments = self._arguments(weights, biases, adapters)
         if self.group is None:
-            return applied_all(_Products, x_tbh, None, *arguments)
+            return apply_all(_Products, x_tbh, None, *arguments)
         products: tuple[Tensor, ...] = together(_Products, x_tbh, self, *arguments)
         return products
 
     def rows(self, x_tbn: Tensor, weight: Tensor, adapter: AdapterMatrices | None = None) -> Tensor:
         """The product with a matrix cut in columns of its weight, and with its adapter, if any, whose A is cut
         likewise, summed over ranks: one's own tokens [t, B, H]."""
-        if self.fused is not None and adapter is None:
+        if self.fused_group is not None and adapter is None:
             summed: Tensor = together(_SummedProduct, x_tbn, weight, self)
             return summed
-        (product,) = applied_all(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
+        (product,) = apply_all(_Products, x_tbn, None, *self._arguments([weight], [None], [adapter]))
         return self.scatter(product)
 
     def _arguments(
@@ -124,30 +124,30 @@ class RankTpGroup:
         downs, ups = ([None if pair is None else pair[k] for pair in adapters or [None] * len(weights)] for k in (0, 1))
         return self.late, weights[0].requires_grad, self.adapter_scale, *weights, *biases, *downs, *ups
 
-    def summed(self, x: Tensor) -> Tensor:
+    def sum_over_ranks(self, x: Tensor) -> Tensor:
         """The ranks' sum, of which each makes something of its own: so are its gradients."""
         made: Tensor = x if self.group is None else together(_Summed, x, self)
         return made
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
-        found: Tensor = x_tbh if self.group is None else together(_Scatter, x_tbh, self)
-        return found
+        share: Tensor = x_tbh if self.group is None else together(_Scatter, x_tbh, self)
+        return share
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def together(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Apply what communicates, outside of compiled graphs: those of ranks with unequal shapes are unlike, and would
     order, or repeat, their collectives differently."""
-    return applied(function, *arguments)
+    return apply(function, *arguments)
 
 
-def gathered(x: Tensor, tp: RankTpGroup) -> Tensor:
+def gather(x: Tensor, tp: RankTpGroup) -> Tensor:
     """All tokens [T, ...], of which each rank gives its own."""
     return _gathering(x, tp)()
 
 
-def scattered(x: Tensor, tp: RankTpGroup) -> Tensor:
+def scatter(x: Tensor, tp: RankTpGroup) -> Tensor:
     """The rank's own tokens of the ranks' sum of [T, ...]."""
     return _scattering(x, tp)()
 
@@ -161,14 +161,14 @@ def _gathering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
     sent = [padded.contiguous()]  # kept until the end
     work = dist.all_gather_single(whole, sent[0], group=tp.group, async_op=True)
 
-    def ended() -> Tensor:
+    def finish() -> Tensor:
         work.wait()
         del sent[:]
         if min(lengths) == longest:
             return whole
         return torch.cat([whole[k * longest : k * longest + n] for k, n in enumerate(lengths)])
 
-    return ended
+    return finish
 
 
 def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
@@ -181,15 +181,15 @@ def _scattering(x: Tensor, tp: RankTpGroup) -> Callable[[], Tensor]:
             whole[k * longest : k * longest + end - start] = x[start:end]
     else:
         whole = x.contiguous()
-    own, sent = x.new_empty(longest, *x.shape[1:]), [whole]  # kept until the end
-    work = dist.reduce_scatter_single(own, sent[0], group=tp.group, async_op=True)
+    share, sent = x.new_empty(longest, *x.shape[1:]), [whole]  # kept until the end
+    work = dist.reduce_scatter_single(share, sent[0], group=tp.group, async_op=True)
 
-    def ended() -> Tensor:
+    def finish() -> Tensor:
         work.wait()
         del sent[:]
-        return own[: lengths[tp.rank]]
+        return share[: lengths[tp.rank]]
 
-    return ended
+    return finish
 
 
 class _Products(torch.autograd.Function):
@@ -213,7 +213,7 @@ class _Products(torch.autograd.Function):
         ctx.is_trained, ctx.scale = is_trained, scale
         adapted = [k for k, down in enumerate(downs) if down is not None]
         first = [downs[k].to(x.dtype) for k in adapted]
-        made = _multiplied(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
+        made = _multiply(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
         products = made[:count]
         inners: list[Tensor | None] = [None] * count
         for k, inner in zip(adapted, made[count:], strict=True):
@@ -262,14 +262,14 @@ class _Products(torch.autograd.Function):
         return of_x, None, None, None, None, *of_matrices[:count], *of_biases, *of_matrices[count:], *of_ups
 
 
-def _multiplied(
+def _multiply(
     x: Tensor, tp: RankTpGroup | None, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> list[Tensor]:
     """The products with matrices, and their biases, of all tokens; if there is a `tp`, x has one's own alone."""
-    if tp is None or tp.fused is None:
-        whole = x if tp is None else gathered(x, tp)
+    if tp is None or tp.fused_group is None:
+        whole = x if tp is None else gather(x, tp)
         return [functional.linear(whole, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
-    _, products = gathered_products(x, [matrix.t() for matrix in matrices], tp.fused)
+    _, products = gathered_products(x, [matrix.t() for matrix in matrices], tp.fused_group)
     return [product if bias is None else product + bias for product, bias in zip(products, biases, strict=True)]
 
 
@@ -279,15 +279,15 @@ class _SummedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, tp: RankTpGroup) -> Tensor:
-        assert tp.fused is not None
+        assert tp.fused_group is not None
         ctx.tp, ctx.weight = tp, weight
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        return scattered_product(x, weight.t(), tp.fused)
+        return scattered_product(x, weight.t(), tp.fused_group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        whole, (of_x,) = gathered_products(grads[0], [weight], ctx.tp.fused, returns_whole=x is not None)
+        whole, (of_x,) = gathered_products(grads[0], [weight], ctx.tp.fused_group, returns_whole=x is not None)
         if x is None or whole is None:
             return of_x, None, None
         grad, late = whole.flatten(0, 1), ctx.tp.late
@@ -303,7 +303,7 @@ def _add_products(
 ) -> None:
     """Add to the gradients of matrices what the gradients of their products with one input, [tokens, rows], make.
     `held` counts what that needs."""
-    whole = (x if tp is None else gathered(x, tp)).flatten(0, 1)
+    whole = (x if tp is None else gather(x, tp)).flatten(0, 1)
     for grad, matrix in pairs:
         if matrix.grad is None:
             matrix.grad = grad.t().mm(whole).to(matrix.dtype)
@@ -313,7 +313,7 @@ def _add_products(
             matrix.grad += grad.t().mm(whole)
 
 
-def all_reduced(x: Tensor, tp: RankTpGroup) -> Tensor:
+def all_reduce(x: Tensor, tp: RankTpGroup) -> Tensor:
     """The ranks' sum of x, which it may overwrite."""
     whole = x.contiguous()
     dist.all_reduce(whole, group=tp.group)
@@ -324,19 +324,19 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: RankTpGroup) -> Tensor:
         ctx.tp = tp
-        return all_reduced(x.clone(), tp)
+        return all_reduce(x.clone(), tp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_reduced(grads[0].clone(), ctx.tp), None
+        return all_reduce(grads[0].clone(), ctx.tp), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: RankTpGroup) -> Tensor:
         ctx.tp = tp
-        return scattered(x, tp)
+        return scatter(x, tp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return gathered(grads[0], ctx.tp), None
+        return gather(grads[0], ctx.tp), None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hexiopt.plan.token_layout import Range
-from runtime.model.functions import applied_all, exact_dtype
+from runtime.model.functions import apply_all, exact_dtype
 
 
 class AllToAll:
@@ -39,14 +39,14 @@ class AllToAll:
 
     def to_heads(self, heads: Sequence[Sequence[Range]], *own_tbnd: Tensor) -> tuple[Tensor, ...]:
         """Of each tensor [t, B, N, D], all tokens of one's own heads [T, B, n, D]. `heads` by tensor and rank."""
-        return own_tbnd if self._group is None else applied_all(_Exchange, self, True, heads, *own_tbnd)
+        return own_tbnd if self._group is None else apply_all(_Exchange, self, True, heads, *own_tbnd)
 
-    def to_tokens(self, heads: Sequence[Range], found_tbnd: Tensor) -> Tensor:
+    def to_tokens(self, heads: Sequence[Range], values_tbnd: Tensor) -> Tensor:
         """One's own tokens of all heads [t, B, N, D], from all tokens of one's own heads [T, B, n, D]."""
         if self._group is None:
-            return found_tbnd
-        (own,) = applied_all(_Exchange, self, False, [heads], found_tbnd)
-        return own
+            return values_tbnd
+        (tokens_tbnd,) = apply_all(_Exchange, self, False, [heads], values_tbnd)
+        return tokens_tbnd
 
     def spread(self, heads: Sequence[Sequence[Range]], xs: Sequence[Tensor]) -> list[Tensor]:
         """From [t, B, N, D] to [T, B, n, D]."""
@@ -61,13 +61,13 @@ class AllToAll:
         if self._sort is not None:
             xs = [x[self._sort[1]] for x in xs]
         parts = list(zip(*(x.split_with_sizes(self._lengths) for x in xs), strict=True))
-        own = self._lengths[self._place]
+        length = self._lengths[self._place]
         shapes = [
-            [(own, x.shape[1], of[place][1] - of[place][0], x.shape[3]) for x, of in zip(xs, heads, strict=True)]
+            [(length, x.shape[1], of[place][1] - of[place][0], x.shape[3]) for x, of in zip(xs, heads, strict=True)]
             for place in self._places
         ]
         came = self._swap(parts, shapes)
-        return [_joined([row[k] for row in came], of) for k, of in enumerate(heads)]
+        return [_join_heads([row[k] for row in came], of) for k, of in enumerate(heads)]
 
     @property
     def _places(self) -> range:
@@ -86,7 +86,7 @@ class AllToAll:
         return [[next(flat).view(shape) for shape in row] for row in shapes]
 
 
-def _joined(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
+def _join_heads(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
     """Heads of several ranks side by side; summed where they are the same."""
     first = parts[0]
     num_heads = max(end for _, end in heads)

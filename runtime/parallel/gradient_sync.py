@@ -60,21 +60,21 @@ class Bucket:
     scattered: Tensor | None = None  # where a collective puts this rank's share of a whole gradient
 
     @property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether this rank steps a share, and others the rest."""
         return self.zero >= 1 and len(self.group) > 1
 
     @property
     def share(self) -> slice:
         """What this rank steps of the flat elements."""
-        if not self.sharded:
+        if not self.is_sharded:
             return slice(0, self.length)
         size = self.length // len(self.group)
         at = self.group.index(dist.get_rank()) * size
         return slice(at, at + size)
 
     @property
-    def summed(self) -> Tensor:
+    def summed_gradient(self) -> Tensor:
         """The gradient of the share."""
         return self.gradient if self.zero >= 2 else self.gradient[self.share]
 
@@ -86,7 +86,7 @@ class Bucket:
     @property
     def counts(self) -> bool:
         """Whether this rank counts the share for all who have it."""
-        return self.is_first and (self.sharded or self.group[0] == dist.get_rank())
+        return self.is_first and (self.is_sharded or self.group[0] == dist.get_rank())
 
     def pieces(self, flat: Tensor) -> Iterator[tuple[str, Tensor, tuple[slice, ...]]]:
         """The elements of every parameter in `flat`, which is laid out as the bucket, and where they are in it."""
@@ -95,34 +95,34 @@ class Bucket:
 
 
 def buckets(
-    found: Sequence[BucketParts],
-    own: Sequence[ParameterPart],
+    of_plan: Sequence[BucketParts],
+    parts: Sequence[ParameterPart],
     dtype: torch.dtype,
     device: torch.device,
     block: int = 1,
 ) -> list[Bucket]:
-    """Of all buckets of a plan, those of a rank that holds the parts `own`: with gradients of `dtype`, no weights. What
+    """Of all buckets of a plan, those of a rank that holds `parts`: with gradients of `dtype`, no weights. What
     ranks sum for each other is a multiple of `block` elements."""
-    rank, by_name = dist.get_rank(), {part.name: part for part in own}
+    rank, by_name = dist.get_rank(), {part.name: part for part in parts}
     return [
         _bucket(number, bucket, by_name, block, torch.empty(0, dtype=dtype, device=device))
-        for number, bucket in enumerate(found)
+        for number, bucket in enumerate(of_plan)
         if rank in bucket.held.ranks
     ]
 
 
-def _bucket(number: int, bucket: BucketParts, own: Mapping[str, ParameterPart], block: int, like: Tensor) -> Bucket:
+def _bucket(number: int, bucket: BucketParts, by_name: Mapping[str, ParameterPart], block: int, like: Tensor) -> Bucket:
     rank, groups = dist.get_rank(), bucket.groups()
     group = next(group for group in groups if rank in group)
     size = sum(prod(part.local_shape) for part in bucket.parts)
-    multiple = lcm(*map(len, groups)) if bucket.sharded else 1
+    multiple = lcm(*map(len, groups)) if bucket.is_sharded else 1
     if block > 1:
         each = [len(ranks) for ranks, *_ in bucket.between()]
         multiple = lcm(*map(len, groups)) * lcm(*each) * block
     length = -(-size // multiple) * multiple
     places, at = {}, 0
     for part in bucket.parts:
-        end, mine = at + prod(part.local_shape), own[part.name]
+        end, mine = at + prod(part.local_shape), by_name[part.name]
         where = tuple(
             slice(part.start - mine.start, part.end - mine.start) if d == part.dim else slice(None)
             for d in range(len(part.shape))
@@ -149,13 +149,13 @@ class GradientSync:
 
     def __init__(
         self,
-        found: Sequence[Bucket],
+        of_rank: Sequence[Bucket],
         weights: Mapping[str, nn.Parameter],
         groups: ProcessGroups,
         *,
         quantized: bool = False,
     ) -> None:
-        self._buckets, self._groups = {bucket.number: bucket for bucket in found}, groups
+        self._buckets, self._groups = {bucket.number: bucket for bucket in of_rank}, groups
         self._is_quantized = quantized
         self._works: list[dist.Work] = []
         self._returning: list[QuantizedSum] = []  # sums that all of a group need
@@ -165,13 +165,13 @@ class GradientSync:
         self._scattered: tuple[list[Bucket], list[Bucket]] = [], []  # of the unit before the last one, of the last
         self.most_bytes = 0
         """The most that whole gradients of units, or quantised ones, have held at once."""
-        for bucket in found:
+        for bucket in of_rank:
             for name in bucket.places:
                 self._of[name].append(bucket)
         for name, weight in weights.items():
             if name in self._of and not self._is_added_in_place(name, weight):
                 self._collected[name] = weight
-                hook = partial(self._came, name)
+                hook = partial(self._add_to_buckets, name)
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _is_added_in_place(self, name: str, weight: nn.Parameter) -> bool:
@@ -179,7 +179,7 @@ class GradientSync:
         whole in one that lasts, and of its type."""
         bucket, *others = self._of[name]
         place = bucket.places[name]
-        is_scattered = bucket.zero >= 2 and bucket.sharded
+        is_scattered = bucket.zero >= 2 and bucket.is_sharded
         if others or is_scattered or place.shape != weight.shape or bucket.gradient.dtype != weight.dtype:
             return False
         weight.grad = bucket.gradient[place.at].view(place.shape)
@@ -194,9 +194,9 @@ class GradientSync:
         """Take the gradients that weights have been given outside of a backward."""
         for name, weight in self._collected.items():
             if weight.grad is not None:
-                self._came(name, weight)
+                self._add_to_buckets(name, weight)
 
-    def _came(self, name: str, weight: Tensor) -> None:
+    def _add_to_buckets(self, name: str, weight: Tensor) -> None:
         gradient, weight.grad = weight.grad, None
         if gradient is None:  # it is put off: a split backward leaves it to `collect`
             return
@@ -205,22 +205,22 @@ class GradientSync:
             self._whole(bucket)[place.at].view(place.shape).add_(gradient[place.where])
 
     def _whole(self, bucket: Bucket) -> Tensor:
-        if bucket.zero < 2 or not bucket.sharded:
+        if bucket.zero < 2 or not bucket.is_sharded:
             return bucket.gradient
         if bucket.whole is None:
             bucket.whole = bucket.gradient.new_zeros(bucket.length)
-            held = sum(one.whole.nbytes for one in self._buckets.values() if one.whole is not None)
+            held = sum(other.whole.nbytes for other in self._buckets.values() if other.whole is not None)
             self.most_bytes = max(self.most_bytes, held)
         return bucket.whole
 
-    def start(self, one: BucketCollective) -> None:
+    def start(self, collective: BucketCollective) -> None:
         """Start a collective; those before it, of the same bucket, are waited for."""
-        bucket, group = self._buckets[one.bucket], self._groups.of(one.ranks)
-        match one.kind:
+        bucket, group = self._buckets[collective.bucket], self._groups.of(collective.ranks)
+        match collective.kind:
             case CollectiveKind.SUM_BETWEEN:
                 self._settle(bucket)
                 first = bucket.share.start if bucket.zero >= 2 else 0
-                at = bucket.between[one.ranks]
+                at = bucket.between[collective.ranks]
                 elements = bucket.gradient[at.start - first : at.stop - first]
                 if self._is_quantized:
                     self._between.append(QuantizedSum(elements, group))
@@ -236,7 +236,7 @@ class GradientSync:
             case _ if self._is_quantized:
                 bucket.quantized = QuantizedSum(bucket.gradient, group)
                 self._count()
-            case _ if bucket.sharded:
+            case _ if bucket.is_sharded:
                 bucket.scattered = bucket.gradient[bucket.share].clone()
                 bucket.work = dist.reduce_scatter_single(bucket.scattered, bucket.gradient, group=group, async_op=True)
             case _:
@@ -253,9 +253,9 @@ class GradientSync:
         """Wait for all sums. Parameters without a gradient count as zero."""
         for bucket in self._buckets.values():
             self._settle(bucket)
-        for one in self._between:
-            one.reduce()
-            one.spread()
+        for quantized in self._between:
+            quantized.reduce()
+            quantized.spread()
         self._returning += self._between
         self._count()
         while self._returning:
@@ -267,13 +267,13 @@ class GradientSync:
     def _count(self) -> None:
         """What quantised gradients hold now."""
         first = [bucket.quantized for bucket in self._buckets.values() if bucket.quantized is not None]
-        held = sum(one.num_bytes for one in first + self._between + self._returning)
+        held = sum(quantized.num_bytes for quantized in first + self._between + self._returning)
         self.most_bytes = max(self.most_bytes, held)
 
     def _settle(self, bucket: Bucket) -> None:
         if bucket.quantized is not None:
             bucket.quantized.reduce()
-            if not bucket.sharded:
+            if not bucket.is_sharded:
                 bucket.quantized.spread()
                 self._returning.append(bucket.quantized)
             bucket.quantized = None

@@ -21,13 +21,13 @@ class Hooks:
 
     def times(self, problem: Problem, plan: Plan) -> StepTimes | None:
         """On rank 0: what the plan's operations and messages are expected to take; None where nothing is known."""
-        return StepTimes.priced(problem, plan)
+        return StepTimes.of_plan(problem, plan)
 
     def now_s(self) -> float:
         """When an operation begins, by the clock of what follows."""
         return 0.0
 
-    def computed(self, began_s: float, kind: OperationKind, chunk: int, part: int | None, num_late: int) -> None:
+    def on_operation(self, began_s: float, kind: OperationKind, chunk: int, part: int | None, num_late: int) -> None:
         """An operation of the rank's layer range `chunk`, or a part of one, has been computed; of gradients of weights
         that of one of `num_late` layers."""
 
@@ -35,7 +35,7 @@ class Hooks:
         """What to compute in the place of a part of the first forward through a layer range."""
         return part
 
-    def stepped(self, began_s: float, share: float) -> None:
+    def on_optimizer_step(self, began_s: float, share: float) -> None:
         """The optimizer has stepped that share of the rank's elements."""
 
     def send(self, peer: int, post: Callable[[], None]) -> None:

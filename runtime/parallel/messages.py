@@ -124,7 +124,7 @@ class StageMessages:
         for coming in self._coming.values():
             held += [part for _, part, _ in coming.parts]
             held += [] if coming.whole is None else [coming.whole]
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held}
         self.most_bytes = max(self.most_bytes, sum(storages.values()))
 
     def finish(self) -> None:
@@ -133,13 +133,13 @@ class StageMessages:
         self._outbox.finish()
 
 
-def _rows(own: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:
+def _rows(tokens: Sequence[Range], some: Sequence[Range], device: torch.device) -> slice | Tensor:
     """The rows of the tokens `some` among the rank's own tokens, which are contiguous in memory."""
-    found, at = [], 0
-    for first, end in own:
-        found += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]
+    rows, at = [], 0
+    for first, end in tokens:
+        rows += [(at + low - first, at + high - first) for low, high in common([(first, end)], some)]
         at += end - first
-    runs = merge_runs(found)
+    runs = merge_runs(rows)
     if len(runs) == 1:
         return slice(*runs[0])
     return torch.cat([torch.arange(*run, device=device) for run in runs])

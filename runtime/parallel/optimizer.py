@@ -47,7 +47,7 @@ class Optimizer:
         self._turns = sorted(range(len(buckets)), key=lambda k: (forward_turn(buckets[k].parts), buckets[k].number))
         self._steps = torch.zeros((), device=self._device)  # here, so that no step waits for a copy of it
         self.masters: list[Tensor | None] = [
-            self._laid_out(bucket) if keeps_masters and self._stepped_dtype(bucket) != self._dtype else None
+            self._lay_out(bucket) if keeps_masters and self._stepped_dtype(bucket) != self._dtype else None
             for bucket in buckets
         ]
         """The rank's share of each bucket; None where weights are exact, or have none."""
@@ -69,19 +69,19 @@ class Optimizer:
         return {moment: torch.zeros(size, dtype=dtype, device=device) for moment, size in sizes.items()}
 
     @torch.no_grad()
-    def _laid_out(self, bucket: Bucket) -> Tensor:
+    def _lay_out(self, bucket: Bucket) -> Tensor:
         """The rank's share of the weights, flat, as they are stepped: where they are both, themselves."""
         if bucket.own_weight is not None:
             return bucket.own_weight.to(self._stepped_dtype(bucket))
         flat = torch.zeros(bucket.length, dtype=self._stepped_dtype(bucket), device=self._device)
         self._store.lay_out(bucket, flat)
-        return flat[bucket.share].clone() if bucket.sharded else flat
+        return flat[bucket.share].clone() if bucket.is_sharded else flat
 
     def _all(self, turns: Iterable[int]) -> Iterator[tuple[Bucket, Tensor, dict[str, Tensor]]]:
         """Per bucket, this rank's share of exact weights, and moments."""
         for k in turns:
             bucket, master = self._buckets[k], self.masters[k]
-            yield bucket, self._laid_out(bucket) if master is None else master, self.moments[k]
+            yield bucket, self._lay_out(bucket) if master is None else master, self.moments[k]
 
     def states(self) -> Iterator[tuple[Bucket, dict[str, Tensor]]]:
         """Per bucket, this rank's share of master weights and moments. Waits for weights that are gathered."""
@@ -92,9 +92,9 @@ class Optimizer:
     @torch.no_grad()
     def load(self, fill: Callable[[Bucket, Mapping[str, Tensor]], None], step: int) -> None:
         """Take over master weights and moments after `step` steps: `fill(bucket, states)` writes this rank's share."""
-        for bucket, own in self.states():
-            fill(bucket, own)
-            self._store.give(bucket, own["weight"])
+        for bucket, state in self.states():
+            fill(bucket, state)
+            self._store.give(bucket, state["weight"])
         self._store.finish()
         self._steps.fill_(step)
 
@@ -119,17 +119,17 @@ class Optimizer:
         numbers = PassNumbers.of(lr, self._steps, divisor, self._settings) if self._in_one_pass else None
         for bucket, master, moments in self._all(self._turns):
             _move(bucket, master, moves)  # before the step, which leaves them alone and gives weights their types
-            began_s, own = self._hooks.now_s(), bucket.own_weight
+            began_s, weight = self._hooks.now_s(), bucket.own_weight
             rule, settings = rule_of(self._kind, bucket.parts[0]), self._settings
-            gradient, decay = bucket.summed, settings.weight_decay if bucket.decays else 0.0
-            if numbers is not None and rule == ADAMW and own is not None and own.dtype != master.dtype:
-                compiled_adamw_pass()(own, master, gradient, tuple(moments.values()), numbers, settings, decay)
-                master = own
+            gradient, decay = bucket.summed_gradient, settings.weight_decay if bucket.decays else 0.0
+            if numbers is not None and rule == ADAMW and weight is not None and weight.dtype != master.dtype:
+                compiled_adamw_pass()(weight, master, gradient, tuple(moments.values()), numbers, settings, decay)
+                master = weight
             else:
                 STEPS[rule](
                     BucketStep(bucket.parts, master, gradient, moments, self._steps, divisor, lr, settings, decay)
                 )
-            self._hooks.stepped(began_s, len(master) / elements)
+            self._hooks.on_optimizer_step(began_s, len(master) / elements)
             self._store.give(bucket, master)
         return torch.cat([sums, held.view(1)])
 
@@ -139,7 +139,7 @@ class Optimizer:
         counted = torch.zeros((), dtype=torch.float64, device=self._device)
         held = torch.zeros_like(counted)
         for bucket in self._buckets:
-            norm = torch.linalg.vector_norm(bucket.summed, dtype=exact_dtype(bucket.gradient.dtype))
+            norm = torch.linalg.vector_norm(bucket.summed_gradient, dtype=exact_dtype(bucket.gradient.dtype))
             squares = norm.double().square()
             held += squares
             if bucket.counts:
@@ -159,4 +159,4 @@ def _move(bucket: Bucket, master: Tensor, moves: Mapping[str, Tensor]) -> None:
 
 def _length(bucket: Bucket) -> int:
     """Elements of the rank's share."""
-    return len(bucket.summed)
+    return len(bucket.summed_gradient)

@@ -178,7 +178,7 @@ class StageRunner:
         self._store.use(units)
         began_s = self._hooks.now_s()
         if not action.part:
-            self._running[at] = self._begun(action, came, batch)
+            self._running[at] = self._begin_forward(action, came, batch)
         running = self._running[at]
         count = len(running.todo) if action.part is None else 1
         for part in running.todo[:count]:
@@ -189,7 +189,7 @@ class StageRunner:
         running.x = running.x.detach()
         self._store.release(units)
         del running.todo[:count]
-        self._ended(action, began, began_s)
+        self._note_end(action, began, began_s)
         if running.todo:
             return 0.0
         del self._running[at]
@@ -198,7 +198,7 @@ class StageRunner:
         self._leaving[False, *at] = running.x
         return 0.0
 
-    def _begun(self, action: Action, came: Tensor | None, batch: Batch) -> _Forward:
+    def _begin_forward(self, action: Action, came: Tensor | None, batch: Batch) -> _Forward:
         at, decoder = (action.stage, action.micro_batch), self._chunks[action.stage]
         chunk, samples = decoder.chunk, self._samples(action.micro_batch)
         tokens_tb = batch.sequences(*samples).T if chunk.first or chunk.last else None
@@ -219,8 +219,8 @@ class StageRunner:
         return _Forward(parts if at in self._cut else [_one_after_another(parts)], x)
 
     def _samples(self, micro_batch: int) -> Range:
-        own, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
-        return start + own[0], start + own[1]
+        samples, start = self._executor.samples, self._line.first_sample + micro_batch * self._line.micro_batch_size
+        return start + samples[0], start + samples[1]
 
     def _read(self, x_tb: Tensor) -> Tensor:
         runs = [x_tb[first:end] for first, end in self._reads]
@@ -239,7 +239,7 @@ class StageRunner:
         torch.autograd.backward([left], None if held.gradient is None else [held.gradient])
         held.gradient = entered.grad
         self._store.release(units)
-        self._ended(action, began, began_s)
+        self._note_end(action, began, began_s)
         if not held.parts:
             gradient = self._held.pop(at).gradient
             if not chunk.first:
@@ -252,12 +252,12 @@ class StageRunner:
         began, began_s = self._clock.mark(), self._hooks.now_s()
         self._chunks[action.stage].add_late_gradients(action.micro_batch, action.part)
         self._sync.collect()
-        self._ended(action, began, began_s)
+        self._note_end(action, began, began_s)
 
-    def _ended(self, action: Action, began: Any, began_s: float) -> None:
+    def _note_end(self, action: Action, began: Any, began_s: float) -> None:
         """Note when an operation was computed: a forward or backward with all its parts together."""
         kind, chunk = _KIND_OF[action.kind], action.stage // len(self._line.stages)
-        self._hooks.computed(began_s, kind, chunk, action.part, self._num_late.get(action.stage, 1))
+        self._hooks.on_operation(began_s, kind, chunk, action.part, self._num_late.get(action.stage, 1))
         if action.part and kind is not OperationKind.WEIGHTS:
             _, began, _ = self._marks.pop()
         self._marks.append((Operation(kind, chunk, action.micro_batch), began, self._clock.mark()))

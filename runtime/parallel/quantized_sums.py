@@ -34,13 +34,13 @@ class QuantizedSum:
     def reduce(self) -> None:
         """Wait for what others have sent, and sum this rank's share in its place."""
         self._work.wait()
-        own = self._shares[self._place]
-        total = own.to(torch.promote_types(own.dtype, torch.float32), copy=True)
+        share = self._shares[self._place]
+        total = share.to(torch.promote_types(share.dtype, torch.float32), copy=True)
         part = torch.empty_like(total)
         for sent in self._came.chunk(len(self._shares) - 1):
             dequantize(sent, part)
             total += part
-        own.copy_(total)
+        share.copy_(total)
         self._sent = self._came = self._sent[:0]
 
     def spread(self) -> None:

@@ -29,7 +29,7 @@ from runtime.model.block_attention import (
     merge,
     sink_gradient,
 )
-from runtime.model.functions import applied, exact_dtype
+from runtime.model.functions import apply, exact_dtype
 from runtime.network import ProcessGroups
 from runtime.parallel.all_to_all import AllToAll
 
@@ -47,15 +47,15 @@ class SequenceAttention:
         scores: Scores = PLAIN,
     ) -> None:
         (g,) = (g for g, group in enumerate(layout.groups) if rank in group.devices)
-        own, tokens = layout.groups[g], token_ranges(layout)[g]
-        order = sorted(range(len(own.devices)), key=lambda place: own.devices[place])
-        heads = [head_ranges(own.heads)[place] for place in order]
+        own_group, tokens = layout.groups[g], token_ranges(layout)[g]
+        order = sorted(range(len(own_group.devices)), key=lambda place: own_group.devices[place])
+        heads = [head_ranges(own_group.heads)[place] for place in order]
         kv_heads = [kv_range(each, part.heads, part.kv_heads) for each in heads]
-        ranks = tuple(own.devices[place] for place in order)
+        ranks = tuple(own_group.devices[place] for place in order)
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
         everyone = tuple(sorted(r for group in layout.groups for r in group.devices))
-        self._ring = RankSubRing(part, scores, layout, g, own.devices.index(rank), groups.of(everyone))
+        self._ring = RankSubRing(part, scores, layout, g, own_group.devices.index(rank), groups.of(everyone))
 
     def documents(self, borders: Tensor, num_samples: int) -> Tensor:
         """A ring knows no parts of sequences: `untrainable` says so before a run."""
@@ -75,8 +75,8 @@ class SequenceAttention:
             sinks = sinks[self._ring.heads]
         by_tensor = [self._heads, self._kv_heads, self._kv_heads]
         of_heads = self._all_to_all.to_heads(by_tensor, q_tbnd, k_tbnd, v_tbnd)
-        found = applied(_RingAttention, self._ring, sinks, *of_heads)
-        return self._all_to_all.to_tokens(self._heads, found).flatten(2)
+        values = apply(_RingAttention, self._ring, sinks, *of_heads)
+        return self._all_to_all.to_tokens(self._heads, values).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +104,19 @@ class RankSubRing:
     ) -> None:
         self.count, self._g, self._group = len(layout.groups), g, group
         runs = group_ranges(layout)
-        self._lengths = [sum(end - first for first, end in own) for own in runs]
+        self._lengths = [sum(end - first for first, end in tokens) for tokens in runs]
         window, chunk = (None, part.window) if part.chunked else (part.window, None)
         self._blocks = [blocks(runs[g], other, window, scores, chunk) for other in runs]
         heads = head_ranges(layout.groups[g].heads)[place]
         self.heads = slice(*heads)
         kv_heads = kv_range(heads, part.heads, part.kv_heads)
-        self.own: list[_SubRing] = []
+        self.sub_rings: list[_SubRing] = []
         for ring in sub_rings(layout, part.heads, part.kv_heads):
             if ring.places[g] == place:
                 at = [(g + step) % self.count for step in (1, -1)]
                 after, before = (layout.groups[other].devices[ring.places[other]] for other in at)
                 meets = [head * part.kv_heads // part.heads - ring.kv_heads[0] for head in range(*ring.heads)]
-                self.own.append(
+                self.sub_rings.append(
                     _SubRing(_from(ring.heads, heads), _from(ring.kv_heads, kv_heads), meets, after, before)
                 )
 
@@ -133,10 +133,12 @@ class RankSubRing:
         length = self._lengths[self.source(turn + 1)]
         coming = [x.new_empty(*x.shape[:3], length, x.shape[4]) for x in given]
         receives = [
-            dist.P2POp(dist.irecv, x, ring.before, group=self._group) for x, ring in zip(coming, self.own, strict=True)
+            dist.P2POp(dist.irecv, x, ring.before, group=self._group)
+            for x, ring in zip(coming, self.sub_rings, strict=True)
         ]
         sends = [
-            dist.P2POp(dist.isend, x, ring.after, group=self._group) for x, ring in zip(given, self.own, strict=True)
+            dist.P2POp(dist.isend, x, ring.after, group=self._group)
+            for x, ring in zip(given, self.sub_rings, strict=True)
         ]
         return Passing(given, coming, dist.batch_isend_irecv(receives + sends))
 
@@ -174,12 +176,12 @@ class _RingAttention(torch.autograd.Function):
         held: Sequence[Tensor] = _by_ring(ring, k, v)
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
-            for own, kv in zip(ring.own, held, strict=True):
-                keys, values = kv[:, :, own.meets]
+            for sub_ring, kv in zip(ring.sub_rings, held, strict=True):
+                keys, values = kv[:, :, sub_ring.meets]
                 for block in ring.blocks(turn):
                     at, seen = slice(*block.queries), slice(*block.keys)
-                    found = attend(block, queries[:, own.heads, at], keys[:, :, seen], values[:, :, seen])
-                    merge(out[:, own.heads, at], lse[:, own.heads, at], *found)
+                    of_block = attend(block, queries[:, sub_ring.heads, at], keys[:, :, seen], values[:, :, seen])
+                    merge(out[:, sub_ring.heads, at], lse[:, sub_ring.heads, at], *of_block)
             if passing is not None:
                 held = passing.end()
         out = out.to(q.dtype)
@@ -198,18 +200,18 @@ class _RingAttention(torch.autograd.Function):
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
             made = [torch.zeros_like(kv, dtype=of_queries.dtype) for kv in held]
-            for own, kv, of_kv in zip(ring.own, held, made, strict=True):
-                keys, values = kv[:, :, own.meets]
+            for sub_ring, kv, of_kv in zip(ring.sub_rings, held, made, strict=True):
+                keys, values = kv[:, :, sub_ring.meets]
                 for block in ring.blocks(turn):
                     at, seen = slice(*block.queries), slice(*block.keys)
-                    rows = (slice(None), own.heads, at)
+                    rows = (slice(None), sub_ring.heads, at)
                     of_q, *of_both = attend_backward(
                         block, grad[rows], queries[rows], keys[:, :, seen], values[:, :, seen], out[rows], lse[rows]
                     )
                     of_queries[rows] += of_q
-                    for of_kept, of_found in zip(of_kv, of_both, strict=True):
-                        for head, kv_head in enumerate(own.meets):
-                            of_kept[:, kv_head, seen] += of_found[:, head]
+                    for of_turn, of_block in zip(of_kv, of_both, strict=True):
+                        for head, kv_head in enumerate(sub_ring.meets):
+                            of_turn[:, kv_head, seen] += of_block[:, head]
             if returning is not None:
                 made = [mine + other for mine, other in zip(made, returning.end(), strict=True)]
             if ring.count > 1:
@@ -218,9 +220,9 @@ class _RingAttention(torch.autograd.Function):
                 held = passing.end()
         home = made if returning is None else returning.end()
         of_k, of_v = (torch.zeros(x.permute(1, 2, 0, 3).shape, dtype=of_queries.dtype, device=x.device) for x in (k, v))
-        for own, (one, other) in zip(ring.own, home, strict=True):
-            of_k[:, own.kv_heads] += one
-            of_v[:, own.kv_heads] += other
+        for sub_ring, (of_keys, of_values) in zip(ring.sub_rings, home, strict=True):
+            of_k[:, sub_ring.kv_heads] += of_keys
+            of_v[:, sub_ring.kv_heads] += of_values
         of_sinks = None if sinks is None else sink_gradient(sinks, grad, out, lse)
         return None, of_sinks, *(x.to(q.dtype).permute(2, 0, 1, 3) for x in (of_queries, of_k, of_v))
 
@@ -228,4 +230,4 @@ class _RingAttention(torch.autograd.Function):
 def _by_ring(ring: RankSubRing, k: Tensor, v: Tensor) -> list[Tensor]:
     """Keys and values [2, B, m, T, D] of each sub-ring."""
     both = torch.stack([k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)])
-    return [both[:, :, own.kv_heads].contiguous() for own in ring.own]
+    return [both[:, :, sub_ring.kv_heads].contiguous() for sub_ring in ring.sub_rings]

@@ -38,14 +38,14 @@ class BucketStep:
     weight_decay: float
 
     @property
-    def clipped(self) -> Tensor:
+    def clipped_gradient(self) -> Tensor:
         """The gradients, divided, in the type of the weights."""
         return (self.gradient.to(self.weight.dtype) / self.divisor).to(self.weight.dtype)
 
     def by_parameter(self, *kinds: str) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
         """Weight, clipped gradient, and moments of these kinds, of each parameter in its shape."""
         shapes = [part.local_shape for part in self.parts]
-        weights, gradients = _views(self.weight, shapes), _views(self.clipped, shapes)
+        weights, gradients = _views(self.weight, shapes), _views(self.clipped_gradient, shapes)
         moments = [_views(self.moments[kind], [moment_shape(kind, shape) for shape in shapes]) for kind in kinds]
         for k, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
             yield weight, gradient, [views[k] for views in moments]
@@ -61,7 +61,7 @@ def _step_adamw(step: BucketStep) -> None:
     settings, in_kernel = step.settings, step.weight.dtype == torch.float32
     torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls
         [step.weight],
-        [step.gradient.to(step.weight.dtype) if in_kernel else step.clipped],
+        [step.gradient.to(step.weight.dtype) if in_kernel else step.clipped_gradient],
         [step.moments["exp_avg"]],
         [step.moments["exp_avg_sq"]],
         [],
@@ -81,7 +81,7 @@ def _step_sgd(step: BucketStep) -> None:
     buffer = step.moments.get("momentum_buffer")
     sgd(
         [step.weight],
-        [step.clipped],
+        [step.clipped_gradient],
         [buffer],
         foreach=False,
         weight_decay=step.weight_decay,

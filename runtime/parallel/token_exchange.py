@@ -20,7 +20,7 @@ from torch import Tensor
 from hexiopt.plan.token_layout import Range
 from runtime.device import counts_now
 from runtime.model.experts_part import ExpertRows
-from runtime.model.functions import applied
+from runtime.model.functions import apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +89,26 @@ class CellExchange:
         turn = self._turn[experts_nk].flatten()
         if self._slots is not None:
             extra = None if meanwhile is None else meanwhile()
-            copies, arrivals = self._filled(turn), self._fixed
+            copies, arrivals = self._capped_copies(turn), self._fixed
         else:
-            copies, arrivals, extra = self._counted(turn, meanwhile)
+            copies, arrivals, extra = self._all_copies(turn, meanwhile)
         of_copies = copies.source, copies.row, copies.drops
         if scales_input:
-            sent = applied(_Scaled, x_nl, weights_nk, *of_copies)
+            sent = apply(_Scaled, x_nl, weights_nk, *of_copies)
         else:
-            sent = applied(_Spread, x_nl, copies.source, copies.row, experts_nk.shape[1], copies.drops)
+            sent = apply(_Spread, x_nl, copies.source, copies.row, experts_nk.shape[1], copies.drops)
         came = self._exchange(sent, copies.sent, copies.came)
         # A rank without experts keeps the graph: its backward joins the exchanges of the others.
         if arrivals.rows.counts:
-            by_expert = applied(_Spread, came, arrivals.order, arrivals.back, 1, False)
-            came = applied(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
+            by_expert = apply(_Spread, came, arrivals.order, arrivals.back, 1, False)
+            came = apply(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
         home = self._exchange(came, copies.came, copies.sent)
         if scales_input:
-            each = applied(_Spread, home, copies.row, copies.source, 1, copies.drops)
+            each = apply(_Spread, home, copies.row, copies.source, 1, copies.drops)
             return each.view(*experts_nk.shape, each.shape[1]).sum(1), extra
-        return applied(_WeightedSum, home, weights_nk, *of_copies), extra
+        return apply(_WeightedSum, home, weights_nk, *of_copies), extra
 
-    def _counted(
+    def _all_copies(
         self, turn: Tensor, meanwhile: Callable[[], Tensor] | None
     ) -> tuple[_Copies, _Arrivals, Tensor | None]:
         """All copies; what is computed `meanwhile` runs while the ranks tell each other how many come."""
@@ -129,7 +129,7 @@ class CellExchange:
         copies = _Copies(source, _inverse(source), False, numbers[:ranks], numbers[ranks : 2 * ranks])
         return copies, self._arrivals(incoming, numbers[2 * ranks :]), extra
 
-    def _filled(self, turn: Tensor) -> _Copies:
+    def _capped_copies(self, turn: Tensor) -> _Copies:
         """The first copies of each expert, as many as it takes, in the order of tokens."""
         assert self._slots is not None
         slots, num_rows = self._slots[self._place], self._slots[self._place] * len(self._turn)
@@ -153,7 +153,7 @@ class CellExchange:
         return _Arrivals(order, _inverse(order), ExpertRows(counts, ends))
 
     def _exchange(self, x: Tensor, sent: list[int], came: list[int]) -> Tensor:
-        return x if self._group is None else applied(_Exchange, x, self._group, sent, came)
+        return x if self._group is None else apply(_Exchange, x, self._group, sent, came)
 
 
 def _inverse(order: Tensor) -> Tensor:
@@ -175,14 +175,14 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, sent: list[int], came: list[int]) -> Tensor:
         ctx.group, ctx.sent, ctx.came = group, sent, came
-        return _swapped(x, group, sent, came)
+        return _swap(x, group, sent, came)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _swapped(grads[0], ctx.group, ctx.came, ctx.sent), None, None, None
+        return _swap(grads[0], ctx.group, ctx.came, ctx.sent), None, None, None
 
 
-def _swapped(x: Tensor, group: dist.ProcessGroup, sent: list[int], came: list[int]) -> Tensor:
+def _swap(x: Tensor, group: dist.ProcessGroup, sent: list[int], came: list[int]) -> Tensor:
     rows = x.new_empty(sum(came), x.shape[1])
     dist.all_to_all_single(rows, x.contiguous(), came, sent, group=group)
     return rows

@@ -89,8 +89,8 @@ class WeightStore:
             at = bucket.places[part.name].at
             low, high = max(at.start, share.start), min(at.stop, share.stop)
             if low < high:
-                own = initial(part).flatten()[low - at.start : high - at.start]
-                values[low - share.start : high - share.start].copy_(own)
+                piece = initial(part).flatten()[low - at.start : high - at.start]
+                values[low - share.start : high - share.start].copy_(piece)
         return values
 
     # ------------------------------------------------------------------ what others step
@@ -110,12 +110,12 @@ class WeightStore:
         """Give every holder the new weights, of which this rank has its share `master`; under ZeRO-3, its share. What
         others have yet to send is under way."""
         whole = bucket.weight
-        if bucket.sharded and bucket.zero < 3:
+        if bucket.is_sharded and bucket.zero < 3:
             whole = master.new_empty(bucket.length, dtype=self.dtype) if whole is None else whole
-            own = whole[bucket.share]
-            if own.data_ptr() != master.data_ptr():
-                own.copy_(master)
-            self._stepped[bucket.number] = self._begin(bucket, whole, own, bucket.group)
+            share = whole[bucket.share]
+            if share.data_ptr() != master.data_ptr():
+                share.copy_(master)
+            self._stepped[bucket.number] = self._begin(bucket, whole, share, bucket.group)
         elif whole is None:
             self._take(bucket, master.to(self.dtype))
         elif whole.data_ptr() != master.data_ptr():
@@ -141,7 +141,7 @@ class WeightStore:
         for number in numbers:
             coming = self._stepped.pop(number, None)
             if coming is not None:
-                whole = _ended(coming)
+                whole = _wait_for(coming)
                 if coming.bucket.weight is None:
                     self._take(coming.bucket, whole)
 
@@ -149,26 +149,26 @@ class WeightStore:
     def _take(self, bucket: Bucket, whole: Tensor) -> None:
         torch._foreach_copy_(self._apart[bucket.number], _views(bucket, whole))
 
-    def _begin(self, bucket: Bucket, whole: Tensor, own: Tensor, ranks: tuple[int, ...]) -> _Coming:
-        work = dist.all_gather_single(whole, own, group=self._groups.of(ranks), async_op=True)
+    def _begin(self, bucket: Bucket, whole: Tensor, share: Tensor, ranks: tuple[int, ...]) -> _Coming:
+        work = dist.all_gather_single(whole, share, group=self._groups.of(ranks), async_op=True)
         return _Coming(bucket, whole, work)
 
     # ------------------------------------------------------------------ ZeRO-3
 
-    def gather(self, one: BucketCollective) -> None:
+    def gather(self, collective: BucketCollective) -> None:
         """Begin to gather a bucket."""
-        bucket = self._buckets[one.bucket]
+        bucket = self._buckets[collective.bucket]
         assert bucket.weight is not None
         whole = bucket.weight.new_empty(bucket.length)
-        self._gathered[one.bucket] = self._begin(bucket, whole, bucket.weight, one.ranks)
+        self._gathered[collective.bucket] = self._begin(bucket, whole, bucket.weight, collective.ranks)
         self._count()
 
     def use(self, units: Sequence[Unit]) -> None:
         """Before units are run: wait for what they need, and let their parameters have it."""
         for bucket in self._of(units):
             whole = bucket.weight
-            if bucket.sharded:
-                self._using[bucket.number] = whole = _ended(self._gathered.pop(bucket.number))
+            if bucket.is_sharded:
+                self._using[bucket.number] = whole = _wait_for(self._gathered.pop(bucket.number))
             assert whole is not None
             for name, view, where in bucket.pieces(whole):
                 weight, shape = self.parameters[name], self._parts[name].local_shape
@@ -194,10 +194,10 @@ class WeightStore:
 
     def _count(self) -> None:
         held = [coming.whole for coming in self._gathered.values()] + [*self._using.values()]
-        self.most_bytes = max(self.most_bytes, sum(one.nbytes for one in held))
+        self.most_bytes = max(self.most_bytes, sum(tensor.nbytes for tensor in held))
 
 
-def _ended(coming: _Coming) -> Tensor:
+def _wait_for(coming: _Coming) -> Tensor:
     """What has been gathered, once it is."""
     assert coming.work is not None
     coming.work.wait()

@@ -112,7 +112,7 @@ class TrainedModel:
         return cls(model, optimizer, Adapters(lora, alpha), base)
 
 
-def finished(folder: Path) -> list[Path]:
+def finished_checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder, by step."""
     return sorted(path.parent for path in folder.glob(f"step-*/{INDEX}"))
 
@@ -192,10 +192,10 @@ class Checkpoint:
         name = stored_name(kind, part.name)
         stored = self._metadata.state_dict_metadata[name]
         assert isinstance(stored, TensorStorageMetadata)
-        found = torch.empty(part.local_shape, dtype=stored.properties.dtype)
+        values = torch.empty(part.local_shape, dtype=stored.properties.dtype)
         start = tuple(part.start if d == part.dim else 0 for d in range(len(part.shape)))
-        self._load({name: Slices(part.shape, {start: found})})
-        return found
+        self._load({name: Slices(part.shape, {start: values})})
+        return values
 
     def _load(self, wanted: dict[str, Slices]) -> None:
         try:

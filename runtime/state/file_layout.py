@@ -227,12 +227,12 @@ class FileLayout:
             experts = piece.within[0]
             if isinstance(experts, int) and not part.start <= experts < part.end:
                 continue
-            found = piece.of_stored(read(piece.name, (_ALL,) if isinstance(experts, int) else cut))
-            values = torch.empty(part.local_shape, dtype=found.dtype) if values is None else values
-            piece.of_parameter(values, part.start).copy_(found)
+            piece_values = piece.of_stored(read(piece.name, (_ALL,) if isinstance(experts, int) else cut))
+            values = torch.empty(part.local_shape, dtype=piece_values.dtype) if values is None else values
+            piece.of_parameter(values, part.start).copy_(piece_values)
         return torch.empty(part.local_shape) if values is None else values
 
-    def stored(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def stored_tensors(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The stored tensors by name, each once all that it holds has come of the whole parameters."""
         coming, missing = dict[str, Tensor](), dict[str, int]()
         for parameter, values in parameters:

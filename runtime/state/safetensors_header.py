@@ -19,10 +19,10 @@ def header(
 ) -> tuple[bytes, list[int]]:
     """The header of a file with tensors of these names, shapes and types, one after another; and where in the file each
     of them begins, in bytes. `about` is what else the file says of itself."""
-    kept = list(tensors)
-    ends = [0, *accumulate(prod(shape) * dtype.itemsize for _, shape, dtype in kept)]
+    entries = list(tensors)
+    ends = [0, *accumulate(prod(shape) * dtype.itemsize for _, shape, dtype in entries)]
     stated: dict[str, Any] = {"__metadata__": {**about, "format": "pt"}}
-    for (name, shape, dtype), span in zip(kept, pairwise(ends), strict=True):
+    for (name, shape, dtype), span in zip(entries, pairwise(ends), strict=True):
         stated[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": span}
     text = json.dumps(stated).encode()
     text += b" " * (-len(text) % 8)  # so that tensors are aligned in memory when mapped

@@ -33,7 +33,14 @@ from runtime.network import host_group
 from runtime.parallel.gradient_sync import Bucket
 from runtime.state.adapter_files import FOLDER as ADAPTER
 from runtime.state.adapter_files import write_adapter
-from runtime.state.checkpoint import SUFFIX, Checkpoint, CheckpointProgress, TrainedModel, finished, write_index
+from runtime.state.checkpoint import (
+    SUFFIX,
+    Checkpoint,
+    CheckpointProgress,
+    TrainedModel,
+    finished_checkpoints,
+    write_index,
+)
 from runtime.state.safetensors_header import header
 from runtime.state.slices import WEIGHT, Slices, State, state_dict
 from runtime.state.weights import sync
@@ -61,7 +68,7 @@ class CheckpointWriter:
                 shutil.rmtree(left)
         dist.barrier(self._group)
         self._copies = [  # in host memory; each checkpoint is written over the last one
-            {kind: _host_memory(own) for kind, own in state.items()} for bucket, state in states if bucket.counts
+            {kind: _host_memory(tensor) for kind, tensor in state.items()} for bucket, state in states if bucket.counts
         ]
         self._thread: Thread | None = None
         self._writing: int | None = None  # the step of the checkpoint that the thread writes
@@ -75,19 +82,20 @@ class CheckpointWriter:
         last one is still being written. Raises InputError where that has failed."""
         self.finish(waiting)
         self._take_over()
-        copied = state_dict(self._copied(states))
+        copied = state_dict(self._copy_shares(states))
         self._thread = Thread(target=self._write, args=(progress, copied), daemon=True)
         self._writing = progress.step
         self._thread.start()
 
-    def written(self) -> list[int]:
+    def written_steps(self) -> list[int]:
         """The steps whose checkpoints have become whole since the last call. Raises InputError where one failed."""
         self._take_over()
-        found, self._written = self._written, []
-        return found
+        steps, self._written = self._written, []
+        return steps
 
     def finish(self, waiting: Callable[[], None]) -> None:
-        """Wait until the last checkpoint is written; `waiting` is called now and then. `written` says whether it is."""
+        """Wait until the last checkpoint is written; `waiting` is called now and then. `written_steps` says whether it
+        is."""
         while self._thread is not None and self._thread.is_alive():
             self._thread.join(_POLL_S)
             waiting()
@@ -105,17 +113,17 @@ class CheckpointWriter:
             self._written.append(self._writing)
             self._writing = None
 
-    def _copied(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
+    def _copy_shares(self, states: Iterable[tuple[Bucket, State]]) -> list[tuple[Bucket, State]]:
         """Copies of the shares that this rank writes."""
         counted = ((bucket, state) for bucket, state in states if bucket.counts)
-        found: list[tuple[Bucket, State]] = []
+        copies: list[tuple[Bucket, State]] = []
         for (bucket, state), copy in zip(counted, self._copies, strict=True):
-            for kind, own in state.items():
-                copy[kind].copy_(own.detach(), non_blocking=True)
-            found.append((bucket, copy))
-        for device in {bucket.gradient.device for bucket, _ in found}:
+            for kind, tensor in state.items():
+                copy[kind].copy_(tensor.detach(), non_blocking=True)
+            copies.append((bucket, copy))
+        for device in {bucket.gradient.device for bucket, _ in copies}:
             wait_for(device)
-        return found
+        return copies
 
     def _write(self, progress: CheckpointProgress, copied: dict[str, Slices]) -> None:
         try:
@@ -174,7 +182,9 @@ class _Writer(HuggingFaceStorageWriter):
         if self._target.exists():
             shutil.rmtree(self._writing)
             return
-        files = {name: stated for own in results for one in own for name, stated in one.storage_data.items()}
+        files = {
+            name: stated for of_rank in results for result in of_rank for name, stated in result.storage_data.items()
+        }
         write_index(self._writing, self._trained, self._progress, dict(sorted(files.items())))
         if self._trained.adapters is not None:
             whole = Checkpoint(self._writing)
@@ -183,7 +193,7 @@ class _Writer(HuggingFaceStorageWriter):
         sync(self._writing)
         self._writing.rename(self._target)
         sync(self._target.parent)
-        for old in finished(self._target.parent)[: -self._keep]:
+        for old in finished_checkpoints(self._target.parent)[: -self._keep]:
             shutil.rmtree(old)
 
 

@@ -106,7 +106,7 @@ def state_dict(states: Iterable[tuple[Bucket, State]]) -> dict[str, Slices]:
                     view = flat[begin : begin + prod(sizes)].view(sizes)
                     parts.setdefault(name, {})[_in_whole(part, start)] = view
                 at += prod(shape)
-    return {name: Slices(shapes[name], found) for name, found in parts.items()}
+    return {name: Slices(shapes[name], pieces) for name, pieces in parts.items()}
 
 
 def _in_whole(part: ParameterPart, start: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,12 +61,12 @@ class HuggingFaceWeights:
     """
 
     def __init__(self, path: Path, model: ModelSpec) -> None:
-        self._stored, self._model, self._layout = _stored(path), model, FileLayout(model)
+        self._stored, self._model, self._layout = _tensors_at(path), model, FileLayout(model)
         needed = self._layout.shapes
         belong = "check that weights and config.json belong together"
         missing = [name for name in needed if name not in self._stored]
         if missing:
-            raise InputError(f"{path}: lacks {_counted(missing)} of the model {model.name}; {belong}")
+            raise InputError(f"{path}: lacks {_abbreviate(missing)} of the model {model.name}; {belong}")
         for name, shape in needed.items():
             stored = self._stored[name]
             if stored.shape != shape:
@@ -84,7 +84,7 @@ class HuggingFaceWeights:
             needed[HEAD] = (model.vocab_size, model.hidden_size)
         extra = [name for name in self._stored if name not in needed and not name.endswith(_COMPUTED)]
         if extra:
-            raise InputError(f"{path}: has {_counted(extra)}, which the model {model.name} has not; {belong}")
+            raise InputError(f"{path}: has {_abbreviate(extra)}, which the model {model.name} has not; {belong}")
 
     def read(self, part: ParameterPart) -> Tensor:
         """The values of a part [part.local_shape] as they are stored, mapped from the file: for copying at once.
@@ -118,12 +118,12 @@ class HuggingFaceWeights:
         )
 
 
-def _counted(names: list[str]) -> str:
+def _abbreviate(names: list[str]) -> str:
     """The first of the names, and how many more there are."""
     return quoted(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _stored(path: Path) -> dict[str, StoredTensor]:
+def _tensors_at(path: Path) -> dict[str, StoredTensor]:
     """What is stored of each tensor, by name."""
     if not os.path.isdir(path):
         return stored_tensors(path)
@@ -139,19 +139,19 @@ def _stored(path: Path) -> dict[str, StoredTensor]:
         if not file.endswith(SUFFIX) or "/" in file or "\\" in file:
             files.fail(name, f"is not the name of a {SUFFIX} file in the same folder; put the file there and name it")
         promised.setdefault(file, set()).add(name)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file, names in promised.items():
         header = stored_tensors(path / file)
         for name in sorted(names ^ header.keys()):
             has, says = ("lacks", "there") if name in names else ("has", "not there")
             raise InputError(f"{path / file}: {has} {quoted(name)}, which {INDEX} says is {says}; fetch both again")
-        found |= header
-    return found
+        tensors |= header
+    return tensors
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name. Raises InputError where it cannot be read or is not whole."""
-    with _opened(path) as file:
+    with _open_file(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {name: StoredTensor(path, tuple(at.get_shape()), at.get_dtype()) for name, at in slices.items()}
 
@@ -161,13 +161,13 @@ def read_slice(file: Path, name: str, cut: tuple[slice, ...]) -> Tensor:
 
     Raises InputError where the file cannot be read.
     """
-    with _opened(file) as opened:
+    with _open_file(file) as opened:
         values: Tensor = opened.get_slice(name)[cut]
     return values
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     """The safetensors file at `path`. Raises InputError where it cannot be read or is not whole."""
     try:
         if not path.is_file():
@@ -204,14 +204,14 @@ def write_hugging_face(
     """
     layout = FileLayout(model)
     shapes = layout.shapes
-    grouped = _grouped(list(shapes.items()), dtype.itemsize, shard_bytes)
+    grouped = _group_by_file(list(shapes.items()), dtype.itemsize, shard_bytes)
     count = len(grouped)
     files = [SINGLE] if count == 1 else [f"model-{k:05}-of-{count:05}{SUFFIX}" for k in range(1, count + 1)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".new-") as aside:
             new = Path(aside)
-            _write_tensors(new, dict(zip(files, grouped, strict=True)), layout.stored(tensors), dtype)
+            _write_tensors(new, dict(zip(files, grouped, strict=True)), layout.stored_tensors(tensors), dtype)
             _write_json(new / CONFIG, _config(model, dtype))
             if count > 1:
                 size = sum(map(prod, shapes.values())) * dtype.itemsize
@@ -227,7 +227,7 @@ def write_hugging_face(
 StoredShape = tuple[str, tuple[int, ...]]  # of a tensor, by name
 
 
-def _grouped(shapes: list[StoredShape], itemsize: int, shard_bytes: int) -> list[list[StoredShape]]:
+def _group_by_file(shapes: list[StoredShape], itemsize: int, shard_bytes: int) -> list[list[StoredShape]]:
     """The tensors of each file: in order, as many as fit."""
     files: list[list[StoredShape]] = []
     room = 0

@@ -18,7 +18,7 @@ from runtime.state.checkpoint import BaseWeights, Checkpoint, TrainedModel
 from runtime.state.slices import WEIGHT
 from runtime.state.weights import HuggingFaceWeights
 from runtime.training.settings import TrainingRun
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 
 FirstValues = Callable[[ParameterPart], Tensor]
 
@@ -38,12 +38,14 @@ def first_values(run: TrainingRun, trained: TrainedModel) -> FirstValues:
     base = _base_values(run.weights, trained, run.settings.seed)
     if trained.adapters is None:
         return base
-    adapter = partial(drawn, run.settings.seed) if run.adapter is None else PeftAdapter(run.adapter, trained).read
+    adapter = (
+        partial(initial_values, run.settings.seed) if run.adapter is None else PeftAdapter(run.adapter, trained).read
+    )
     return lambda part: (adapter if part.trained else base)(part)
 
 
 def _base_values(weights: Path | None, trained: TrainedModel, seed: int) -> FirstValues:
-    return partial(drawn, seed) if weights is None else HuggingFaceWeights(weights, trained.model).read
+    return partial(initial_values, seed) if weights is None else HuggingFaceWeights(weights, trained.model).read
 
 
 def exported_weights(path: Path, weights: Path | None = None) -> tuple[ModelSpec, Iterator[tuple[str, Tensor]]]:
@@ -60,10 +62,10 @@ def exported_weights(path: Path, weights: Path | None = None) -> tuple[ModelSpec
             raise InputError(f"export.weights: {weights} goes with checkpoints of adapters only; leave it out")
         return model, ((part.name, checkpoint.read(WEIGHT, part)) for part in whole_parts(model))
     weights = weights_beside(path, trained, weights, "export.weights")
-    return model, _merged(checkpoint, trained.adapters, _base_values(weights, trained, checkpoint.progress.seed))
+    return model, _merge(checkpoint, trained.adapters, _base_values(weights, trained, checkpoint.progress.seed))
 
 
-def _merged(checkpoint: Checkpoint, adapters: Adapters, base: FirstValues) -> Iterator[tuple[str, Tensor]]:
+def _merge(checkpoint: Checkpoint, adapters: Adapters, base: FirstValues) -> Iterator[tuple[str, Tensor]]:
     """W + scale · B A of each matrix with an adapter, in FP32 or better."""
     for part in whole_parts(checkpoint.model):
         _, *matrices = with_adapters([part], adapters)

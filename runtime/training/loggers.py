@@ -118,9 +118,9 @@ class _MLflow:
         if "MLFLOW_TRACKING_URI" not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
-        found = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run}'", output_format="list")
-        mlflow.start_run(found[0].info.run_id if found else None, run_name=run, tags={tag: run})
-        if not found:
+        runs = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run}'", output_format="list")
+        mlflow.start_run(runs[0].info.run_id if runs else None, run_name=run, tags={tag: run})
+        if not runs:
             mlflow.log_params(dict(about))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ from runtime.data.corpus import TOKENS, Corpus, Documents, prepare, separator_to
 from runtime.mapping.adapters import Adapters
 from runtime.settings import Settings
 from runtime.state.adapter_files import PeftAdapter, stated_alpha, weights_beside
-from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished
+from runtime.state.checkpoint import Checkpoint, CheckpointProgress, TrainedModel, finished_checkpoints
 from runtime.training.settings import TrainingRun
 
 
@@ -23,32 +23,35 @@ def resumed_progress(
     """How far the run of a checkpoint has come. Raises InputError where it is damaged, or does not go on with the model
     and the sequences of `problem`, `seed` and what is held out. The global batch may be another: the run goes on at the
     same token."""
-    found, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
-    if found.model.to_dict() | {"name": ""} != model.to_dict() | {"name": ""}:
+    stored, model, seq_len = Checkpoint(checkpoint), problem.model, problem.workload.seq_len
+    if stored.model.to_dict() | {"name": ""} != model.to_dict() | {"name": ""}:
         raise InputError(f"train.resume: {checkpoint} is of another model than {model.name}; train that one")
     for what, then, now in (
-        ("workload.seq_len", found.progress.seq_len, seq_len),
-        ("train.seed", found.progress.seed, seed),
-        ("train.validation", found.progress.validation_share, validation_share),
+        ("workload.seq_len", stored.progress.seq_len, seq_len),
+        ("train.seed", stored.progress.seed, seed),
+        ("train.validation", stored.progress.validation_share, validation_share),
     ):
         if then != now:
             raise InputError(
                 f"train.resume: {checkpoint} was trained with {what}={then}, not {now}, which would cut or order its "
                 f"text anew; state {what}={then}, or start a run of its own from its weights (train.weights)"
             )
-    workload, trained = problem.workload, found.trained
-    kept, wanted = _trained(trained.optimizer, trained.lora), _trained(workload.optimizer, workload.adapters)
+    workload, trained = problem.workload, stored.trained
+    facts, wanted = (
+        _training_facts(trained.optimizer, trained.lora),
+        _training_facts(workload.optimizer, workload.adapters),
+    )
     for name, stated in wanted.items():
-        if kept[name] != stated:
+        if facts[name] != stated:
             raise InputError(
-                f"train.resume: {checkpoint} was trained with workload.{name}={kept[name]}, not {stated}, and lacks "
-                f"what that goes on from; state workload.{name}={kept[name]}, or start a run of its own"
+                f"train.resume: {checkpoint} was trained with workload.{name}={facts[name]}, not {stated}, and lacks "
+                f"what that goes on from; state workload.{name}={facts[name]}, or start a run of its own"
             )
-    found.check()
-    return found.progress
+    stored.check()
+    return stored.progress
 
 
-def _trained(optimizer: str, lora: Lora | None) -> dict[str, str]:
+def _training_facts(optimizer: str, lora: Lora | None) -> dict[str, str]:
     """What a checkpoint and a run must have in common beside the model."""
     facts = {"optimizer": optimizer, "training": FULL if lora is None else LORA}
     if lora is not None:
@@ -74,11 +77,11 @@ def adapter_start(
         raise InputError("train: resume and adapter exclude each other; state one of them")
     if resume is None:
         alpha = stated_alpha(adapter) if adapter is not None and alpha is None else alpha
-        found = Adapters.of(problem.workload, alpha)
-        assert found is not None
+        adapters = Adapters.of(problem.workload, alpha)
+        assert adapters is not None
         if adapter is not None:
-            PeftAdapter(adapter, TrainedModel(problem.model, adapters=found))
-        return weights, found.alpha
+            PeftAdapter(adapter, TrainedModel(problem.model, adapters=adapters))
+        return weights, adapters.alpha
     trained = Checkpoint(resume).trained
     assert trained.adapters is not None, "`resumed_progress` has compared them"
     if alpha not in (None, trained.adapters.alpha):
@@ -88,11 +91,11 @@ def adapter_start(
     return weights_beside(resume, trained, weights, "train.weights"), trained.adapters.alpha
 
 
-def _own_name(checkpoints: Path, resume: Path | None) -> str:
+def _run_name(checkpoints: Path, resume: Path | None) -> str:
     """The name of a run: that of the checkpoint it goes on from, else a new one. Raises InputError where the folder has
     checkpoints of another."""
     run = secrets.token_hex(4) if resume is None else Checkpoint(resume).progress.run
-    for there in finished(checkpoints):
+    for there in finished_checkpoints(checkpoints):
         if (other := Checkpoint(there).progress.run) != run:
             raise InputError(
                 f"{there}: is of run {other}, not of this one; go on with train.resume={there}, or choose another "
@@ -126,15 +129,15 @@ def prepared_run(
     validation = apart[0] if apart else None
     checkpoints = folder / "checkpoints"
     settings = replace(settings, separator=separator if corpus.document_masking else None)
-    found = TrainingRun(
-        _own_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
+    run = TrainingRun(
+        _run_name(checkpoints, resume), plan, tokens, checkpoints, settings, validation, resume, weights, adapter
     )
     names = [source.where if isinstance(source, Documents) else source for source in corpus.sources()]
-    found.batches(workload.seq_len, names[0])
-    held_out = found.validation_batches(workload.seq_len, names[-1])
+    run.batches(workload.seq_len, names[0])
+    held_out = run.validation_batches(workload.seq_len, names[-1])
     if held_out is not None and held_out.num_windows < workload.global_batch:
         raise InputError(
             f"train.validation: has {held_out.num_windows} sequences, and a global batch {workload.global_batch}; "
             "give it more text, or take a smaller workload.global_batch"
         )
-    return found
+    return run

@@ -18,7 +18,7 @@ from hexiopt.files.problem_file import problem_sha256
 from hexiopt.problem.cluster import Cluster
 from runtime.data.ahead import BatchesAhead
 from runtime.data.batches import Batches
-from runtime.device import check_async_tp, gpu_peak_bytes, steps_ahead, take_attention, taken_device
+from runtime.device import check_async_tp, gpu_peak_bytes, steps_ahead, take_attention, take_device
 from runtime.events import Event
 from runtime.network import join_world
 from runtime.parallel.hooks import NO_HOOKS, Hooks
@@ -43,26 +43,26 @@ def run_rank(
     gpu: int,
     store: Store,
     tell: Callable[[Event], None],
-    asked_to_stop: Callable[[], bool] | None = None,
+    must_stop: Callable[[], bool] | None = None,
     hooks: Hooks = NO_HOOKS,
 ) -> bool:
     """Train. `tell` receives every step, and the reason if training ends before its last step, unless it was asked to
     stop; returns whether it did not.
 
-    `gpu` is the number of its GPU on its machine, `store` one that all ranks of the run share. Once `asked_to_stop` of
+    `gpu` is the number of its GPU on its machine, `store` one that all ranks of the run share. Once `must_stop` of
     any rank says so, all write a checkpoint after the same step and end.
     """
     try:
         interface = hooks.join()
         world_size, timeout_s = len(plan_file.plan.devices()), run.settings.timeout_s
-        device = taken_device(run.device, gpu, world_size)
+        device = take_device(run.device, gpu, world_size)
         take_attention(run.settings.attention, device)
         if run.settings.async_tp:
             check_async_tp(device)
         store.set_timeout(timedelta(seconds=timeout_s))
         _agree_on_device(store, run.device, rank, world_size)
         join_world(device, rank, world_size, timeout_s, store=store, interface=interface)
-        _train(run, plan_file, rank, device, hooks, tell, asked_to_stop or (lambda: False))
+        _train(run, plan_file, rank, device, hooks, tell, must_stop or (lambda: False))
         tell({"event": "done"})
         dist.destroy_process_group()
         return True
@@ -76,7 +76,7 @@ def run_rank(
 def _agree_on_device(store: Store, device: str, rank: int, world_size: int) -> None:
     """Raise InputError on every rank where some compute on GPUs and others on CPUs: no backend joins them."""
     store.set(f"device/{rank}", device)
-    by_rank = [one.decode() for one in store.multi_get([f"device/{other}" for other in range(world_size)])]
+    by_rank = [value.decode() for value in store.multi_get([f"device/{other}" for other in range(world_size)])]
     store.set(f"read/{rank}", "")
     if rank == 0:  # which may hold the store
         store.wait([f"read/{other}" for other in range(world_size)])
@@ -94,14 +94,14 @@ def _agree(run: TrainingRun, plan_file: PlanFile, read: Sequence[Batches], devic
         "plan": repr((problem_sha256(plan_file.problem), plan_file.plan)),
         "settings": repr((run.settings, run.resume, run.weights, run.adapter, run.float64)),
         "checkpoints' folder (hydra.run.dir)": str(run.checkpoints),
-        "corpus": repr([(one.num_windows, one.sequences(0, 1).tolist()) for one in read]),
+        "corpus": repr([(batches.num_windows, batches.sequences(0, 1).tolist()) for batches in read]),
     }
-    own = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
-    mine = torch.tensor(own, dtype=torch.int64, device=device)
-    every = mine.new_empty(dist.get_world_size() * len(own))
+    digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:7], "little") for fact in facts.values()]
+    mine = torch.tensor(digests, dtype=torch.int64, device=device)
+    every = mine.new_empty(dist.get_world_size() * len(digests))
     dist.all_gather_single(every, mine)
-    for rank, theirs in enumerate(every.view(-1, len(own)).tolist()):
-        for fact, a, b in zip(facts, every[: len(own)].tolist(), theirs, strict=True):
+    for rank, theirs in enumerate(every.view(-1, len(digests)).tolist()):
+        for fact, a, b in zip(facts, every[: len(digests)].tolist(), theirs, strict=True):
             if a != b:
                 raise InputError(f"the {fact} of rank {rank} is another than rank 0's; give all processes the same")
 
@@ -130,7 +130,7 @@ class _Reports:
         if not isfinite(loss) or not isfinite(norm):
             what = f"the loss is {loss}" if not isfinite(loss) else f"the norm of the gradients is {norm}"
             name_of, devices = self._cluster.device_name, self._trainee.layout.devices
-            where = ", ".join(f"rank {r} ({name_of(devices[r])})" for r in self._trainee.blamed(outcome))
+            where = ", ".join(f"rank {r} ({name_of(devices[r])})" for r in self._trainee.blame(outcome))
             raise NotFinite(f"step {step}: {what}{' on ' if where else ''}{where}")
         self._tell({"event": "step", "step": step, "loss": loss, "norm": norm, "seconds": outcome.seconds})
         self.stops = self.stops or outcome.stops
@@ -143,7 +143,7 @@ def _train(
     device: torch.device,
     hooks: Hooks,
     tell: Callable[[Event], None],
-    asked_to_stop: Callable[[], bool],
+    must_stop: Callable[[], bool],
 ) -> None:
     settings, problem = run.settings, plan_file.problem
     workload, model = problem.workload, problem.model
@@ -179,7 +179,7 @@ def _train(
             tell({"event": "validation", "step": step, "loss": loss})
     while step < settings.steps and not reports.stops:
         trace.begin(step)
-        of_documents, stops = borders.after(seen) if masks else None, asked_to_stop()
+        of_documents, stops = borders.after(seen) if masks else None, must_stop()
         outcome = trainee.begin_step(sequences.after(seen), settings.lr(step), of_documents, stops=stops)
         step, seen = step + 1, seen + workload.global_batch
         is_saved = step == settings.steps or step % settings.checkpoint_every == 0
@@ -190,7 +190,7 @@ def _train(
             is_saved, is_validated = True, False
         if trace.ends(step):
             trainee.finish()  # gloo breaks down where a gather that the trace has seen begin ends after it
-            tell({"event": "trace", "path": str(trace.written(step, rank))})
+            tell({"event": "trace", "path": str(trace.write(step, rank))})
         if validation is not None and is_validated:
             tell({"event": "validation", "step": step, "loss": validation.loss(waiting)})
         if is_saved:
@@ -205,8 +205,8 @@ def _train(
     writer.finish(waiting)
     _tell_written(writer, tell)
     timed = [
-        (one.operation.kind.value, one.operation.chunk, one.operation.micro_batch, one.began_s, one.ended_s)
-        for one in trainee.pipeline.timeline()
+        (span.operation.kind.value, span.operation.chunk, span.operation.micro_batch, span.began_s, span.ended_s)
+        for span in trainee.pipeline.timeline()
     ]
     executor = trainee.layout.executor_of[rank]
     at = {"pipeline": executor.pipeline, "stage": executor.stage, "replica": executor.replica}
@@ -214,5 +214,5 @@ def _train(
 
 
 def _tell_written(writer: CheckpointWriter, tell: Callable[[Event], None]) -> None:
-    for step in writer.written():
+    for step in writer.written_steps():
         tell({"event": "checkpoint", "step": step})

@@ -90,7 +90,9 @@ class Session:
                     self.plan = Path(event["plan"])
                     resumed = 0 if event["from"] is None else step_of(event["from"])
                     self.steps = [step for step in self.steps if step.step <= resumed]
-                    self.validations = [one for one in self.validations if one.step <= resumed and event["from"]]
+                    self.validations = [
+                        validation for validation in self.validations if validation.step <= resumed and event["from"]
+                    ]
                     self.tell(f"{event['reason']}; going on from {event['from'] or 'the start'}")
             print(json.dumps(event), file=self.metrics, flush=True)
 

@@ -33,17 +33,21 @@ class TrainingRun:
 
     def batches(self, seq_len: int, source: Path | str | None = None) -> Batches:
         """What is trained on. Raises InputError, which names the `source` of the tokens."""
-        own = self.settings
-        return Batches(self.tokens, seq_len, own.seed, own.separator, (0.0, 1.0 - own.validation_share), source)
+        settings = self.settings
+        return Batches(
+            self.tokens, seq_len, settings.seed, settings.separator, (0.0, 1.0 - settings.validation_share), source
+        )
 
     def validation_batches(self, seq_len: int, source: Path | str | None = None) -> Batches | None:
         """What is not, if any. Raises InputError, which names the `source` of the tokens."""
-        own = self.settings
+        settings = self.settings
         if self.validation is not None:
-            return Batches(self.validation, seq_len, own.seed, own.separator, source=source)
-        if not own.validation_share:
+            return Batches(self.validation, seq_len, settings.seed, settings.separator, source=source)
+        if not settings.validation_share:
             return None
-        return Batches(self.tokens, seq_len, own.seed, own.separator, (1.0 - own.validation_share, 1.0), source)
+        return Batches(
+            self.tokens, seq_len, settings.seed, settings.separator, (1.0 - settings.validation_share, 1.0), source
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain data."""

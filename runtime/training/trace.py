@@ -27,7 +27,7 @@ class StepTrace:
         """Whether the last of the traced steps was the one before `step`."""
         return self._tracer is not None and step == self._end
 
-    def written(self, step: int, rank: int) -> Path:
+    def write(self, step: int, rank: int) -> Path:
         """Write the trace of a rank, after the last traced step; where."""
         assert self._tracer is not None
         path = self._folder / f"steps-{self._first + 1:08d}-{step:08d}-rank-{rank:05d}.json.gz"

@@ -91,7 +91,7 @@ class Trainee:
         attend: Callable[[Attention, Scores], AttentionCall] | None = None
         match executor.sequence:
             case None:
-                tokens = tuple(own for (own,) in executor.tokens(seq_len))
+                tokens = tuple(span for (span,) in executor.tokens(seq_len))
                 late, is_async = LateProducts() if splits else None, settings.async_tp and device.type == "cuda"
                 tp = RankTpGroup(at, tokens, groups.of(executor.ranks), late, scale, is_async)
             case layout:
@@ -146,11 +146,11 @@ class Trainee:
         return self._mean(self.pipeline.evaluate(Batch(sequences, self._tokens, borders)))
 
     def _mean(self, own_loss: Tensor) -> float:
-        total = self._counted(own_loss)
+        total = self._counted_loss(own_loss)
         dist.all_reduce(total)
         return float(total)
 
-    def _counted(self, own_loss: Tensor) -> Tensor:
+    def _counted_loss(self, own_loss: Tensor) -> Tensor:
         return own_loss if self._counts_loss else torch.zeros_like(own_loss)
 
     def begin_step(
@@ -161,7 +161,7 @@ class Trainee:
         began = self._clock.mark()
         own_loss = self.pipeline.step(Batch(sequences, self._tokens, borders))
         moves = self._experts.bias_moves()
-        sums = self.optimizer.step(lr, self._counted(own_loss), moves, stops=stops)
+        sums = self.optimizer.step(lr, self._counted_loss(own_loss), moves, stops=stops)
         self._groups.step_ended()
         return StepOutcome(Reading(torch.cat([sums, own_loss.view(1)])), self._clock, began, self._clock.mark())
 
@@ -173,16 +173,16 @@ class Trainee:
         """Wait for weights that are gathered beside the next forwards: before they are read outside of a step."""
         self.store.finish()
 
-    def blamed(self, outcome: "StepOutcome") -> list[int]:
+    def blame(self, outcome: "StepOutcome") -> list[int]:
         """The ranks whose own loss of a step is no finite number, or else those that hold such gradients.
 
         Asked by all ranks together.
         """
         *_, squares, loss = outcome.numbers.read()
         facts = [not isfinite(loss), not isfinite(squares)]
-        own = torch.tensor(facts, dtype=torch.float32, device=self._device)
-        flags = own.new_empty(2 * self.layout.world_size)
-        dist.all_gather_single(flags, own)
+        rank_flags = torch.tensor(facts, dtype=torch.float32, device=self._device)
+        flags = rank_flags.new_empty(2 * self.layout.world_size)
+        dist.all_gather_single(flags, rank_flags)
         by_loss, by_gradients = flags.view(-1, 2).T
         return [int(rank) for rank in (by_loss if by_loss.any() else by_gradients).nonzero()]
 
@@ -234,7 +234,7 @@ def _adapter_dtype(dtype: torch.dtype, adapters: Adapters) -> torch.dtype:
     return torch.float32 if adapters.lora.adapter_bytes == 4 else torch.bfloat16
 
 
-def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
+def initial_values(seed: int, part: ParameterPart, device: torch.device | None = None) -> Tensor:
     """Initial values that do not depend on the plan: a matrix is drawn in blocks along the dimension in which it is
     cut, each by the seed, the name and its number, so that a rank draws little beside its own part.
 
@@ -250,15 +250,16 @@ def drawn(seed: int, part: ParameterPart, device: torch.device | None = None) ->
         return torch.full(part.local_shape, 0.0 if part.name.endswith("bias") else 1.0, device=device)
     total, others = part.shape[part.dim], (*part.shape[: part.dim], *part.shape[part.dim + 1 :])
     size = max(1, _BLOCK_ELEMENTS // prod(others))
-    found, draw = torch.empty(part.local_shape, device=device), torch.rand if part.initial == "uniform" else torch.randn
+    values = torch.empty(part.local_shape, device=device)
+    draw = torch.rand if part.initial == "uniform" else torch.randn
     for number in range(part.start // size, -(-part.end // size)):
         first, end = number * size, min((number + 1) * size, total)
         digest = hashlib.sha256(f"{seed} {part.name} {number}".encode()).digest()
         generator = torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         block = draw((end - first, *others), generator=generator, device=device).movedim(0, part.dim)
         low, high = max(first, part.start), min(end, part.end)
-        own = block.narrow(part.dim, low - first, high - low)
-        found.narrow(part.dim, low - part.start, high - low).copy_(own)
+        piece = block.narrow(part.dim, low - first, high - low)
+        values.narrow(part.dim, low - part.start, high - low).copy_(piece)
     if part.initial == "uniform":  # between ± 1 / √inputs
-        return found.mul_(2.0).sub_(1.0).div_(sqrt(part.shape[1]))
-    return found.mul_(_INITIAL_STD)
+        return values.mul_(2.0).sub_(1.0).div_(sqrt(part.shape[1]))
+    return values.mul_(_INITIAL_STD)

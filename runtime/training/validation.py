@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.data.batches import Batches
-from runtime.device import pinned
+from runtime.device import pin
 from runtime.settings import Settings
 from runtime.training.trainee import Trainee
 
@@ -31,16 +31,16 @@ class Validation:
 
     def loss(self, waiting: Callable[[], None]) -> float:
         """The mean loss per token, asked for by all ranks together; `waiting` is called after each batch."""
-        found = []
+        losses = []
         for begin in self._begins:
             borders = None if self._settings.separator is None else self._read(self._held_out.borders, begin)
-            found.append(self._trainee.loss(self._read(self._held_out.sequences, begin), borders))
+            losses.append(self._trainee.loss(self._read(self._held_out.sequences, begin), borders))
             waiting()
-        return fmean(found)
+        return fmean(losses)
 
     def _read(self, read: Callable[[int, int], NDArray[Any]], begin: int) -> Callable[[int, int], Tensor]:
         def samples(first: int, end: int) -> Tensor:
-            found = torch.from_numpy(read(begin + first, begin + end))
-            return pinned(found, self._device).to(self._device, non_blocking=True)
+            values = torch.from_numpy(read(begin + first, begin + end))
+            return pin(values, self._device).to(self._device, non_blocking=True)
 
         return samples

@@ -64,7 +64,7 @@ def test_the_executor_weighs_plans_for_the_steps_that_are_left(
         written.append(faults.replan(["a:1", "b:0"], written[0], None))
         yield from ()
 
-    monkeypatch.setattr("runtime.launch.head.trained", lose)
+    monkeypatch.setattr("runtime.launch.head.training_events", lose)
     ran = hexiopt("train", plan, *TRAIN, *SEARCH, "train.on_failure=replan", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
     assert devices(tmp_path / "plan.json") == {"a:0", "a:1", "b:0"}
@@ -90,7 +90,7 @@ def test_constraints_that_too_few_devices_are_left_for_are_dropped_with_a_note(
         written.append(faults.replan(["a:1", "b:0"], run.plan, None))
         yield from ()
 
-    monkeypatch.setattr("runtime.launch.head.trained", lose)
+    monkeypatch.setattr("runtime.launch.head.training_events", lose)
     asked = ("cluster=two.yaml", "model=tiny", "workload=small", "workload.global_batch=4", "constraints.max_tp=1")
     shape = ("constraints.num_pipelines=2", "constraints.num_stages=1", "train.on_failure=replan", "hydra.run.dir=out")
     ran = hexiopt("train", *asked, *shape, *TRAIN, *SEARCH)
@@ -117,7 +117,7 @@ def test_a_search_that_fails_is_no_plan_and_ends_no_run(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("division by\nzero")
 
-    monkeypatch.setattr("runtime.launch.head.trained", lose)
+    monkeypatch.setattr("runtime.launch.head.training_events", lose)
     monkeypatch.setattr("experiments.train.replan_job", broken)
     ran = hexiopt("train", plan, *TRAIN, *SEARCH, "train.on_failure=replan", "hydra.run.dir=out")
     assert ran.code == 0, ran.err

@@ -15,7 +15,7 @@ import pytest
 from experiments.app.common import interrupt
 from runtime.launch.head import Stop
 from runtime.launch.meeting import TrainingFailedError
-from runtime.state.checkpoint import INDEX, finished
+from runtime.state.checkpoint import INDEX, finished_checkpoints
 from tests.conftest import ROOT, Ran, Run
 from tests.experiments.test_train import plan  # noqa: F401
 
@@ -75,7 +75,7 @@ def test_a_second_ctrl_c_or_no_time_ends_it_at_once(tmp_path: Path, plan: Path, 
     words, presses = how.get("words", ()), how.get("presses", 1)
     ran = interrupted(tmp_path, f"plan={plan}", *TRAIN, "train.checkpoint_every=2", *words, presses=presses)
     assert ran.code == 130, ran.err
-    last = finished(tmp_path / "out" / "checkpoints")[-1]
+    last = finished_checkpoints(tmp_path / "out" / "checkpoints")[-1]
     assert ran.err.splitlines()[-1].endswith(f"; resume with train.resume=out/checkpoints/{last.name}")
 
 
@@ -84,7 +84,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
     """What a run tells before it fails, or before a Ctrl-C ends it; another word is a checkpoint."""
     events: list[dict[str, Any] | str] = []
 
-    def trained(run: Any, *_: Any, stop: Stop, **__: Any) -> Iterator[dict[str, Any]]:
+    def training_events(run: Any, *_: Any, stop: Stop, **__: Any) -> Iterator[dict[str, Any]]:
         for event in events:
             if event == CTRL_C:
                 interrupt.pressed = True
@@ -97,7 +97,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
                 yield event
         raise TrainingFailedError("rank 1 (old:0): out of memory")
 
-    monkeypatch.setattr("runtime.launch.head.trained", trained)
+    monkeypatch.setattr("runtime.launch.head.training_events", training_events)
     return events
 
 

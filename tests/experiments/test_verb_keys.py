@@ -98,7 +98,7 @@ def test_a_verb_reads_what_the_table_says(
         yield from ()
 
     if verb == "train":
-        monkeypatch.setattr("runtime.launch.head.trained", loses)
+        monkeypatch.setattr("runtime.launch.head.training_events", loses)
         monkeypatch.setattr("experiments.train.show_training", lambda job, *_: (job.pictures, None)[1])
     read.clear()
     for words in COMMANDS[verb]:

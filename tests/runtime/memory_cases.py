@@ -19,7 +19,7 @@ from hexiopt.schedules.schedule import Schedule
 from runtime.mapping.times import StepTimes
 from runtime.settings import Settings
 from runtime.state.weights import DTYPES
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 from tests.runtime.ranks import TIMEOUT_S, run_ranks
 from tests.solvers.problems import cluster
 
@@ -61,8 +61,8 @@ def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tup
     problem = problem_of(plan, model, workload)
 
     def work(rank: int) -> Any:
-        dtype, times = DTYPES[workload.precision], StepTimes.priced(problem, plan)
-        trainee = Trainee(problem, plan, SETTINGS, dtype, torch.device("cpu"), partial(drawn, 1), times=times)
+        dtype, times = DTYPES[workload.precision], StepTimes.of_plan(problem, plan)
+        trainee = Trainee(problem, plan, SETTINGS, dtype, torch.device("cpu"), partial(initial_values, 1), times=times)
 
         def sequences(first: int, end: int) -> torch.Tensor:
             generator = torch.Generator().manual_seed(first)

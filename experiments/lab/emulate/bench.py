@@ -17,7 +17,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.operation import OperationKind
 from runtime.events import Event
-from runtime.launch.head import AGENT, AfterFaults, trained
+from runtime.launch.head import AGENT, AfterFaults, training_events
 from runtime.mapping.layout import layout_of
 from runtime.settings import Settings
 from runtime.training.settings import TrainingRun
@@ -76,7 +76,7 @@ class EmulationBench:
         seconds: list[float] = []
         timelines: list[Event] = []
         agent = AGENT if pace is None else ("-m", f"{__package__}.agent", str(pace))
-        for event in trained(run, folder, AfterFaults("stop", lambda *_: run.plan, 0), agent=agent):
+        for event in training_events(run, folder, AfterFaults("stop", lambda *_: run.plan, 0), agent=agent):
             if event["event"] == "step":
                 seconds.append(event["seconds"])
             elif event["event"] == "timeline":

@@ -105,7 +105,7 @@ class PaceHooks(Hooks):
         """Of `time.time`, as `pace_until` counts."""
         return time.time()
 
-    def computed(self, began_s: float, kind: OperationKind, chunk: int, part: int | None, num_late: int) -> None:
+    def on_operation(self, began_s: float, kind: OperationKind, chunk: int, part: int | None, num_late: int) -> None:
         """Wait until the operation's time is over."""
         share = 1 / num_late if kind is OperationKind.WEIGHTS else 1.0
         pace_until(began_s, share * self._pace.operation_s(kind, chunk, part))
@@ -124,7 +124,7 @@ class PaceHooks(Hooks):
 
         return paced_part
 
-    def stepped(self, began_s: float, share: float) -> None:
+    def on_optimizer_step(self, began_s: float, share: float) -> None:
         """Wait until that share of the optimizer's time is over."""
         pace_until(began_s, share * self._pace.optimizer_s)
 

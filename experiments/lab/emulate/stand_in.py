@@ -36,7 +36,7 @@ def paces(problem: Problem, plan: Plan, cost: Cost, dilation: float) -> list[Pac
     """The pace of every rank of a priced plan, all times multiplied by `dilation`; without a namespace."""
     layout, network = layout_of(plan, problem.model), problem.cluster.network
     model = PlanPricer(problem)
-    times = StepTimes.priced(problem, plan)
+    times = StepTimes.of_plan(problem, plan)
     assert times is not None, "it has a price"
     optimizer_s = {device: copy.optimizer_s for _, _, devices, copy in copy_costs(plan, cost) for device in devices}
     rank_paces = []

@@ -19,7 +19,7 @@ from experiments.lab.profile.operators import OperatorBench
 from experiments.lab.profile.points import PRECISIONS, Device, MeasuredPoint, Measurement
 from hexiopt.errors import InputError
 from hexiopt.problem.machine import NAME, NAME_RULE
-from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus, taken_device, threads_of_each
+from runtime.device import gpu_memory_bytes, gpu_product, host_memory_bytes, num_gpus, take_device, threads_of_each
 from runtime.launch.torchrun import ProcessPlace
 from runtime.network import join_world
 
@@ -34,12 +34,12 @@ def own_device(machine: str | None, local: int, num_local: int, precision: str |
     if not NAME.fullmatch(name):
         raise InputError(f"profile.machine: {name!r} {NAME_RULE}; state profile.machine=NAME")
     if not num_gpus():
-        device = taken_device("cpu", local, num_local)
+        device = take_device("cpu", local, num_local)
         total, free = host_memory_bytes()
         share, spare, threads = total // num_local, free // num_local, threads_of_each(num_local)
         cpu = Device(name, local, host, _processor(), False, threads, share, spare, PRECISIONS, precision or "fp32")
         return cpu, device
-    device, product = taken_device("cuda", local, num_local), gpu_product(local)
+    device, product = take_device("cuda", local, num_local), gpu_product(local)
     total, free = gpu_memory_bytes(local), free_gpu_bytes(local)
     known = PRECISIONS if gpu_knows_bf16() else ("fp16", "fp32")
     if precision is not None and precision not in known:
@@ -86,7 +86,7 @@ def measure(
     `check` may refuse the devices before anything is measured. Raises InputError on every rank.
     """
     if place.size > 1:
-        device = taken_device("cuda" if num_gpus() else "cpu", place.local, place.num_local)
+        device = take_device("cuda" if num_gpus() else "cpu", place.local, place.num_local)
         join_world(device, place.rank, place.size, _TIMEOUT.total_seconds(), address=place.master)
     try:
         _measure(request, place, tell if place.rank == 0 else lambda line: None, conclude, check)

@@ -32,7 +32,7 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.units import GB
 from runtime.device import num_gpus
 from runtime.launch import agent
-from runtime.launch.head import AfterFaults, Stop, trained
+from runtime.launch.head import AfterFaults, Stop, training_events
 from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from runtime.settings import Settings
 from runtime.training.settings import TrainingRun
@@ -113,7 +113,7 @@ class _Training:
         faults, stop = AfterFaults("stop", lambda *_: run.plan, 0), Stop(lambda: time.monotonic() > self._deadline_s)
         with _agents(place.address, machines, folder / "agents.txt"):
             try:
-                for event in trained(run, folder, faults, place, force=True, stop=stop):
+                for event in training_events(run, folder, faults, place, force=True, stop=stop):
                     if event["event"] == "ready":
                         self._pids[event["rank"]] = event["pid"]
                     elif event["event"] == "step" and event["step"] >= _STEPS and self._killed_s is None:

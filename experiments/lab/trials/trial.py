@@ -20,13 +20,13 @@ from experiments.lab.devices import KernelUse, forget_peak, kernels_of
 from experiments.lab.memory import trainee_memory_use
 from experiments.lab.processes import ProcessFailedError, run_processes
 from hexiopt.files.plan_file import read_plan
-from runtime.device import gpu_peak_bytes, num_gpus, taken_device
+from runtime.device import gpu_peak_bytes, num_gpus, take_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.times import StepTimes
 from runtime.network import join_world
 from runtime.settings import AdamW, Settings
 from runtime.state.weights import DTYPES
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 
 Spans = Sequence[tuple[float, float]]  # (begin, end)
 
@@ -129,7 +129,7 @@ class TrialRequest:
 def try_plan(request: TrialRequest) -> Trial:
     """Train with as many processes as the plan has devices, each with a GPU if there are any."""
     plan_file, kind = read_plan(request.plan), "cuda" if num_gpus() else "cpu"
-    times = StepTimes.priced(plan_file.problem, plan_file.plan)
+    times = StepTimes.of_plan(plan_file.problem, plan_file.plan)
     try:
         return _of_all(run_processes(len(plan_file.plan.devices()), kind, _measure_rank, request, kind, times))
     except ProcessFailedError as error:
@@ -159,7 +159,7 @@ def join_ranks(
     assert place is not None, "set by the agent"
     if shares_gpu:
         os.environ["NCCL_HOSTID"] = f"rank-{place.rank}"  # else NCCL refuses two ranks of a host on one GPU
-    device = taken_device(kind, 0 if shares_gpu else devices[place.rank], num_shares)
+    device = take_device(kind, 0 if shares_gpu else devices[place.rank], num_shares)
     join_world(device, place.rank, place.size, limit_s, address=place.master)
     return place.rank, device
 
@@ -181,7 +181,7 @@ def _measure_rank(
         Settings(adam=AdamW(lr=_LR), timeout_s=request.limit_s, compile_layers=request.is_compiled),
         DTYPES[workload.precision],
         device,
-        partial(drawn, 0, device=device),
+        partial(initial_values, 0, device=device),
         times=times,
     )
     generator = torch.Generator().manual_seed(0)

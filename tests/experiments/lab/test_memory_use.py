@@ -16,7 +16,7 @@ from hexiopt.schedules.registry import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULE
 from hexiopt.schedules.schedule import Schedule
 from runtime.model.loss import chunked_cross_entropy
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.saved import saved_as
+from runtime.saved import label_saved
 from tests.conftest import STRESS
 from tests.runtime.expert_plans import expert_model
 from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
@@ -405,7 +405,7 @@ def test_parts_are_told_apart_with_what_is_beside_them() -> None:
     def compute() -> None:
         x = torch.zeros(20, 10, requires_grad=True)
         y = x @ WEIGHT.T
-        with saved_as("logits", transient_bytes=y.nbytes):
+        with label_saved("logits", transient_bytes=y.nbytes):
             z = y.exp()
         z.sum().backward()  # type: ignore[no-untyped-call]
 

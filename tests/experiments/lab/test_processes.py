@@ -15,7 +15,7 @@ from experiments.lab.profile import local
 from experiments.lab.profile.points import Device
 from experiments.lab.profile.rank import Request
 from hexiopt.errors import InputError
-from runtime.device import taken_device
+from runtime.device import take_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.network import join_world
 
@@ -35,7 +35,7 @@ def test_a_process_inherits_nothing(monkeypatch: pytest.MonkeyPatch, device: str
 def summed(tell: Callable[[str], None], addend: int) -> int:
     place = torchrun_place()
     assert place is not None
-    join_world(taken_device("cpu", place.local, place.num_local), place.rank, place.size, 60.0, address=place.master)
+    join_world(take_device("cpu", place.local, place.num_local), place.rank, place.size, 60.0, address=place.master)
     total = torch.tensor([addend + place.rank])
     dist.all_reduce(total)
     tell(f"rank {place.rank} of {place.size}")

@@ -12,7 +12,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE
 from runtime.mapping.model_parts import RECURRENT, execution_of, recurrent_projections
 from runtime.mapping.parts import RankShard
-from runtime.model.functions import recomputed
+from runtime.model.functions import recompute
 from runtime.model.recurrent_part import RecurrentPart
 from runtime.model.tensor_parallel import RankTpGroup
 from tests.experiments.lab.test_memory_use import check_all
@@ -88,14 +88,14 @@ def test_a_backward_holds_what_is_predicted(
     names = [name for name, *_ in recurrent_projections(part)]
     inputs = [torch.rand(length, samples, widths[name], dtype=dtype, requires_grad=True) for name in names]
     tp = RankTpGroup(0, ((0, length),))
-    mixed = partial(RecurrentPart(part, RankShard(), execution_of(MODELS["bamba"]), 1e-5, tp)._mixed, own)
+    mixed = partial(RecurrentPart(part, RankShard(), execution_of(MODELS["bamba"]), 1e-5, tp)._mix, own)
     for tensor in (*own.values(), *inputs):
         tensor.grad = torch.zeros_like(tensor)
     lasting = [tensor for leaf in (*own.values(), *inputs) for tensor in (leaf, leaf.grad) if tensor is not None]
     states = States(tuple(lasting), (), (), (), ())
 
     def compute() -> None:
-        output = recomputed(mixed, *inputs)
+        output = recompute(mixed, *inputs)
         output.backward(torch.ones_like(output))
 
     found = memory_use(states, torch.device("cpu"), compute, lambda: 0)

@@ -10,7 +10,7 @@ from hexiopt.files.plan_file import PlanFile
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission
-from runtime.launch.admission import MOST_PROCESSES_PER_CORE, check_machine, chosen_device, ranks_on
+from runtime.launch.admission import MOST_PROCESSES_PER_CORE, check_machine, choose_device, ranks_on
 from tests.runtime.launch.test_faults import narrow, problem, wide
 
 
@@ -22,16 +22,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_for_each_process_or_the_cpu(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen_device("auto", 2) == ("cuda", None)
-    assert chosen_device("cuda", 2) == ("cuda", None)
-    assert chosen_device("cpu", 2) == ("cpu", None)
-    device, told = chosen_device("auto", 3)
+    assert choose_device("auto", 2) == ("cuda", None)
+    assert choose_device("cuda", 2) == ("cuda", None)
+    assert choose_device("cpu", 2) == ("cpu", None)
+    device, told = choose_device("auto", 3)
     assert device == "cpu"
     assert told == "Training on CPU processes: this machine has GPUs for only 2 of 3 processes (train.device=auto)."
     with pytest.raises(InputError, match="cuda takes a GPU for each of 3 processes, and this machine has 2; plan for"):
-        chosen_device("cuda", 3)
+        choose_device("cuda", 3)
     monkeypatch.setattr(admission, "num_gpus", lambda: 0)
-    assert chosen_device("auto", 1)[1] == "Training on CPU processes: this machine has no GPU (train.device=auto)."
+    assert choose_device("auto", 1)[1] == "Training on CPU processes: this machine has no GPU (train.device=auto)."
 
 
 def test_ranks_of_a_machine() -> None:

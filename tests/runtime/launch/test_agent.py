@@ -23,7 +23,7 @@ from hexiopt.numbers.products import find_gpu
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch import admission, vitals
-from runtime.launch.admission import admitted_machine
+from runtime.launch.admission import admit_machine
 from runtime.launch.agent import EndingBackend, check_clock, exit_code
 from runtime.launch.meeting import MeetingClient, MeetingPlace
 from runtime.launch.vitals import Vitals, forget, silence_of
@@ -84,7 +84,7 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert silence_of(tmp_path, pid) is None
     now += 2
     assert silence_of(tmp_path, pid) == (now - 1, "has given no sign of life for 15 s")
-    own.moved()  # says that it lives, not that steps have a limit
+    own.note_progress()  # says that it lives, not that steps have a limit
     own._beat()
     now += 10**6
     own._beat()
@@ -96,7 +96,7 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now += 2
     own._beat()
     assert silence_of(tmp_path, pid) == (now - 1, "has ended no step for 80 s")  # 5 steps of 4 s, and 60 s
-    own.moved()
+    own.note_progress()
     assert silence_of(tmp_path, pid) is None
     forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -152,10 +152,10 @@ def test_devices_that_are_left_out_do_not_shift_gpus(gpus: list[int]) -> None:
     plan_file = PlanFile(problem(), Plan((Pipeline(stages, 4),), ONE_F_ONE_B, Sharding(1)), {})
     assert [plan_file.problem.cluster.device_name(device) for device in (1, 3)] == ["a:1", "b:1"]
     for machine in ("a", "b"):
-        assert admitted_machine(plan_file, machine, [1], "auto", False) == ("cuda", None)
+        assert admit_machine(plan_file, machine, [1], "auto", False) == ("cuda", None)
     assert set(gpus) == {1}
     with pytest.raises(InputError, match="cuda takes a GPU for each of 9 processes, and this machine has 8"):
-        admitted_machine(plan_file, "b", [8], "cuda", False)
+        admit_machine(plan_file, "b", [8], "cuda", False)
 
 
 def test_a_gpu_of_another_type_than_the_plans_is_refused(gpus: list[int]) -> None:
@@ -167,5 +167,5 @@ def test_a_gpu_of_another_type_than_the_plans_is_refused(gpus: list[int]) -> Non
         r"\(NVIDIA A100-SXM4-80GB\); plan for these GPUs"
     )
     with pytest.raises(InputError, match=said):
-        admitted_machine(plan_file, "b", [0, 1], "auto", False)
-    assert admitted_machine(plan_file, "b", [0, 1], "auto", True) == ("cuda", None)
+        admit_machine(plan_file, "b", [0, 1], "auto", False)
+    assert admit_machine(plan_file, "b", [0, 1], "auto", True) == ("cuda", None)

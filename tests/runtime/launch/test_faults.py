@@ -17,10 +17,10 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.head import AfterFaults, NoPlanLeftError, trained
+from runtime.launch.head import AfterFaults, NoPlanLeftError, training_events
 from runtime.launch.meeting import TrainingFailedError
 from runtime.settings import AdamW, Settings
-from runtime.state.checkpoint import Checkpoint, finished
+from runtime.state.checkpoint import Checkpoint, finished_checkpoints
 from runtime.training.settings import TrainingRun
 from tests.conftest import STRESS
 from tests.solvers import problems
@@ -83,7 +83,7 @@ def train(
             raise NoPlanLeftError("two stages need two devices")
         return written(folder, "replanned.json", narrow())
 
-    for event in trained(a_run(folder, **more), folder, AfterFaults(on_failure, replanned, 3)):
+    for event in training_events(a_run(folder, **more), folder, AfterFaults(on_failure, replanned, 3)):
         if event["event"] == "ready":
             pids[event["rank"]] = event["pid"]
         elif event["event"] == "step":
@@ -102,7 +102,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     folder = tmp_path_factory.mktemp("undisturbed")
     losses = train(folder, [])
     assert sorted(losses) == list(range(1, STEPS + 1))
-    last = finished(folder / "checkpoints")[-1]
+    last = finished_checkpoints(folder / "checkpoints")[-1]
     Checkpoint(last).check()
     assert last.name == f"step-{STEPS:08d}"
     return losses

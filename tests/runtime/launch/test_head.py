@@ -8,7 +8,7 @@ import pytest
 
 from runtime.events import Event
 from runtime.launch import head as head_module
-from runtime.launch.head import AfterFaults, NoPlanLeftError, Stop, _Head, trained
+from runtime.launch.head import AfterFaults, NoPlanLeftError, Stop, _Head, training_events
 from runtime.launch.meeting import MeetingPlace, TrainingFailedError
 from tests.runtime.launch.test_faults import a_run, narrow, problem, written
 
@@ -147,16 +147,16 @@ def test_a_stop_has_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step(tmp_path: Path) -> None:
-    from runtime.state.checkpoint import Checkpoint, finished
+    from runtime.state.checkpoint import Checkpoint, finished_checkpoints
 
     run, seen = a_run(tmp_path, checkpoint_every=1000, steps=1000), list[int]()
     events: list[Any] = []
     stop = Stop(lambda: len(seen) >= 3, 60.0)
-    for event in trained(run, tmp_path, AfterFaults("restart", lambda *_: tmp_path, 3), stop=stop):
+    for event in training_events(run, tmp_path, AfterFaults("restart", lambda *_: tmp_path, 3), stop=stop):
         events.append(event)
         if event["event"] == "step":
             seen.append(event["step"])
-    (last,) = finished(tmp_path / "checkpoints")
+    (last,) = finished_checkpoints(tmp_path / "checkpoints")
     assert Checkpoint(last).progress.step == seen[-1] < 20
     Checkpoint(last).check()
     assert [event["step"] for event in events if event["event"] == "checkpoint"] == [seen[-1]]

@@ -20,7 +20,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.events import Event
 from runtime.launch.agent import LOST, REFUSED
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, training_events
 from runtime.launch.meeting import MeetingClient, MeetingPlace, TrainingFailedError
 from tests.conftest import STRESS
 from tests.runtime.launch import test_faults
@@ -73,7 +73,9 @@ class Machines:
         """Losses by step. `faults`: what happens at the first event of a kind with at least this step."""
         left = list(faults)
         run = a_run(self.folder, **(PATIENT | more))
-        for event in trained(run, self.folder, AfterFaults(on_failure, self.replanned, 3), self.place, force=True):
+        for event in training_events(
+            run, self.folder, AfterFaults(on_failure, self.replanned, 3), self.place, force=True
+        ):
             self.hear(event)
             if left and event["event"] == left[0][0] and event.get("step", 0) >= left[0][1]:
                 left.pop(0)[2](self)
@@ -192,7 +194,7 @@ def test_who_may_come(
     place = MeetingPlace()
     place.is_local = False
     MeetingClient(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
-    events = trained(run, tmp_path, AfterFaults("restart", lambda *_: tmp_path, 3), place)
+    events = training_events(run, tmp_path, AfterFaults("restart", lambda *_: tmp_path, 3), place)
     meeting = MeetingClient(place.address)
     MeetingClient(place.address).tell({"event": "note", "reason": "heard"})
     assert next(events) == {"event": "note", "reason": "heard"}

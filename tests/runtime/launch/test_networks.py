@@ -24,12 +24,12 @@ _ENDS_S = 300.0
 HEAD = """
 import json, sys
 from pathlib import Path
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, training_events
 from runtime.launch.meeting import MeetingPlace
 from runtime.training.settings import TrainingRun
 folder, address = Path(sys.argv[1]), sys.argv[2]
 faults = AfterFaults("restart", lambda lost: folder, 3)
-for event in trained(TrainingRun.read(folder / "the.json"), folder, faults, MeetingPlace(address), force=True):
+for event in training_events(TrainingRun.read(folder / "the.json"), folder, faults, MeetingPlace(address), force=True):
     print(json.dumps(event), flush=True)
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, training_events
 from runtime.training.settings import TrainingRun
 from tests.runtime.launch.test_faults import a_run, written
 from tests.runtime.ranks import free_port
@@ -41,7 +41,7 @@ def losses_of(lines: Sequence[str]) -> list[float]:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("own") / "run"
     faults = AfterFaults("stop", lambda lost: folder, 0)
-    found = list(trained(the_run(folder), folder, faults))
+    found = list(training_events(the_run(folder), folder, faults))
     return [event["loss"] for event in found if event["event"] == "step"]
 
 

@@ -26,7 +26,7 @@ from runtime.mapping.lowering import (
     Reduction,
     StepShape,
     UnitCollective,
-    lowered,
+    lower,
 )
 from runtime.mapping.one_order import JointEvent, check_inputs, check_one_order, check_units
 from tests.hexiopt.schedules.test_schedules import MEGATRONS, Eager
@@ -80,7 +80,7 @@ def one_ahead(actions: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def test_small_lists_are_these() -> None:
-    first, last = lowered([StepShape.even(ONE_F_ONE_B, 2, 3)])[0]
+    first, last = lower([StepShape.even(ONE_F_ONE_B, 2, 3)])[0]
     assert " ".join(map(str, first)) == (
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0F2 0SEND_F2 0B1 0RECV_B2 0B2"
     )
@@ -94,7 +94,7 @@ def test_torch_finds_nothing_wrong(some: str) -> None:
     tried = 0
     for shape in shapes((2, 3, 4), 5) if some == "small" else shapes():
         count, every = shape.num_stages, shape.num_stages * shape.num_chunks
-        lists = {s: [torch._Action.from_str(str(one)) for one in own] for s, own in enumerate(lowered([shape])[0])}
+        lists = {s: [torch._Action.from_str(str(one)) for one in own] for s, own in enumerate(lower([shape])[0])}
         computes = {s: [one for one in own if one.computation_type in (torch.F, torch.B)] for s, own in lists.items()}
         torch._validate_schedule(computes, count, every, shape.num_micro_batches)
         torch._simulate_comms_compute(lists, lambda stage, count=count: stage % count, every)
@@ -108,7 +108,7 @@ def test_torch_finds_nothing_wrong(some: str) -> None:
 
 def test_lists_end_with_one_queue_a_rank_and_have_every_input_before() -> None:
     for shape in shapes((1, 2, 3, 5), 9):
-        (lists,) = lowered([shape])
+        (lists,) = lower([shape])
         check_one_order(joint_events(lists))
         for actions in lists:
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
@@ -135,7 +135,7 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
         for s, c in product(range(count), range(chunks)):
             parts += [LastBackward(p, s, c, part) for part in range(shape.last_parts[s][c])]
     sums = data.draw(st.lists(st.frozensets(st.sampled_from(parts), min_size=1, max_size=5), max_size=6))
-    lists = lowered(found, sums)
+    lists = lower(found, sums)
     at, ranks, number = {}, [], 0
     for p, stages in enumerate(lists):
         for s in range(len(stages)):
@@ -168,7 +168,7 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
 def test_a_receive_stands_before_the_operation_during_which_its_message_is_made() -> None:
     """So it can come meanwhile; of two messages made at once, only one can."""
     times = (((2.0, 4.0),), ((1.0, 3.0),))
-    first, _ = lowered([StepShape(ONE_F_ONE_B, 4, times, NO_MESSAGES * 2, ((1,), (1,)))])[0]
+    first, _ = lower([StepShape(ONE_F_ONE_B, 4, times, NO_MESSAGES * 2, ((1,), (1,)))])[0]
     spelled = list(map(str, first))
     assert spelled.index("0RECV_B1") < spelled.index("0F2") < spelled.index("0SEND_F2")
 
@@ -219,10 +219,10 @@ def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
         shape = StepShape(
             schedule, 4 * count, tuple(((f, 2 * f),) * chunks for f in forwards), message_s, ((1,) * chunks,) * count
         )
-        (lists,) = lowered([shape])
+        (lists,) = lower([shape])
         best = ends_s(lists, shape, posted_at_once=True)
         assert ends_s(lists, shape, posted_at_once=False) <= 1.001 * best
-        (unaware,) = lowered([replace(shape, message_s=NO_MESSAGES * count)])
+        (unaware,) = lower([replace(shape, message_s=NO_MESSAGES * count)])
         assert ends_s(unaware, shape, posted_at_once=False) >= best
 
 
@@ -241,7 +241,7 @@ def spelled(action: Action | Reduction | UnitCollective) -> str:
 def test_a_small_list_in_lockstep_is_this() -> None:
     """Weights one unit ahead, two units at most; gradients scattered after a unit's backward, messages before."""
     shape = replace(StepShape.even(ONE_F_ONE_B, 2, 1), last_parts=((3,), (2,)))
-    (first, last), other = lowered([shape, shape], (), together(2, True))
+    (first, last), other = lower([shape, shape], (), together(2, True))
     assert (first, last) == other
     assert " ".join(map(spelled, first)) == (
         "G:0F0.0 G:0F0.1 0F0.0 G:0F0.2 0F0.1 0F0.2 0SEND_F0 0RECV_B0 "
@@ -250,7 +250,7 @@ def test_a_small_list_in_lockstep_is_this() -> None:
     assert " ".join(map(spelled, last)) == (
         "1RECV_F0 G:1F0.0 G:1F0.1 1F0.0 1F0.1 G:1B0.0 G:1B0.1 1B0.0 S:1B0.0 1B0.1 1SEND_B0 S:1B0.1"
     )
-    ((first, _), _) = lowered([shape, shape], (), together(2, False))
+    ((first, _), _) = lower([shape, shape], (), together(2, False))
     assert " ".join(map(spelled, first)) == "0F0 0SEND_F0 0RECV_B0 0B0.0 S:0B0.0 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
 
 
@@ -264,7 +264,7 @@ def test_lockstep_has_one_order(data: st.DataObject) -> None:
     messages = st.tuples(*[MESSAGES] * stages)
     found = [StepShape(schedule, batches, data.draw(times), data.draw(messages), cut) for _ in range(count)]
     sums = [frozenset(LastBackward(p, s, 0, cut[s][0] - 1) for p in range(count)) for s in range(stages)]
-    lists = lowered(found, sums, together(count, gathers, stages))
+    lists = lower(found, sums, together(count, gathers, stages))
     events = []
     for p, own in enumerate(lists):
         for s, actions in enumerate(own):
@@ -290,7 +290,7 @@ def test_unequal_counts_in_lockstep_are_refused() -> None:
         match=r"^a step would hang: stage 0 of pipeline 1, with 2 micro-batches, gathers or scatters another number of "
         r"times than stage 0 of pipeline 0, with 3; give pipelines equally many stages, layers and micro-batches$",
     ):
-        lowered([StepShape.even(ONE_F_ONE_B, 2, count) for count in (3, 2)], (), together(2, True))
+        lower([StepShape.even(ONE_F_ONE_B, 2, count) for count in (3, 2)], (), together(2, True))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_receives_posted_one_operation_ahead_would_hang() -> None:
     """With one queue a rank, under every schedule that has no more micro-batches in flight than it must."""
     for shape in shapes((2, 3, 4, 8)):
         if shape.schedule in MEGATRONS:
-            lists = tuple(map(one_ahead, lowered([shape])[0]))
+            lists = tuple(map(one_ahead, lower([shape])[0]))
             with pytest.raises(InputError, match=r"a step would hang: rank \d waits in .* for rank \d, which is at "):
                 check_one_order(joint_events(lists))
 
@@ -369,7 +369,7 @@ class Backwards(Schedule):
 
 def test_a_schedule_that_waits_for_ever_is_refused() -> None:
     with pytest.raises(InputError, match="schedule backwards: operations wait for each other for ever: stage 0"):
-        lowered([StepShape.even(Backwards(), 2, 1)])
+        lower([StepShape.even(Backwards(), 2, 1)])
 
 
 # ------------------------------------------------------------------ the simulation
@@ -386,7 +386,7 @@ def test_the_simulation_does_what_lists_say(case: tuple[Problem, Plan]) -> None:
     (pipeline,) = plan.pipelines
     count = len(pipeline.stages)
     shape = StepShape.even(plan.schedule, count, pipeline.num_micro_batches, pipeline.num_chunks)
-    for stage, actions in enumerate(lowered([shape])[0]):
+    for stage, actions in enumerate(lower([shape])[0]):
         own = [event for event in events if event.stage == stage]
         for replica in {event.executor for event in own}:
             mine = [e for e in own if e.executor == replica and not e.is_message]

@@ -22,7 +22,7 @@ PLAN = Plan((Pipeline((Stage.of((0,), 0, 1), Stage.of((1,), 1, 2)), 3), Pipeline
 
 def test_times_as_priced() -> None:
     problem = replace(problems.easy(), model=replace(TINY, num_layers=2))
-    times = StepTimes.priced(problem, PLAN)
+    times = StepTimes.of_plan(problem, PLAN)
     assert times is not None
     cost = PlanPricer(problem).price(PLAN)
     for (first, *_), pipeline in zip(times.chunk_s, cost.pipelines, strict=True):

@@ -240,7 +240,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(case: str, tmp_path
     if case.startswith("nemotron_h"):  # whose parameters transformers renames as it loads them
         expected = {name.replace("model.", "backbone."): gradient for name, gradient in expected.items()}
     grads = [(name, values.grad) for name, values in weights.items() if values.grad is not None]
-    found = dict(FileLayout(model).stored(grads))
+    found = dict(FileLayout(model).stored_tensors(grads))
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         close = CLOSE.get(case, 1e-5) * float(expected[name].abs().max())

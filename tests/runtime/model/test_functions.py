@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.model.functions import ACTIVATIONS, activated, clamped_gate, recomputed, rms_norm, rotated
+from runtime.model.functions import ACTIVATIONS, activate, clamped_gate, recompute, rms_norm, rotate
 from runtime.model.tensor_parallel import RankTpGroup
 
 UNSHARDED = RankTpGroup(0, ((0, 3),), adapter_scale=1.5)
@@ -49,13 +49,13 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
     "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
     **{
         f"gated by {name}": (
-            partial(activated, name),
+            partial(activate, name),
             partial(lambda act, gate, up: act(gate) * up, act),
             (drawn(3, 2, 5), drawn(3, 2, 5)),
         )
         for name, (act, _) in ACTIVATIONS.items()
     },
-    **{name: (partial(activated, name), act, (drawn(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
+    **{name: (partial(activate, name), act, (drawn(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
     "clamped gate": (partial(clamped_gate, 1.7, 0.5), plain_clamped_gate, (drawn(3, 2, 5), drawn(3, 2, 5).flip(0))),
     "norm of one plus weights": (
         lambda x, w: rms_norm(x, w, 0.1, is_unit=True),
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
         (drawn(3, 2, 5), drawn(5)),
     ),
     "rotation": (
-        lambda q, k: torch.cat(rotated(*TABLES, q, k), dim=2),
+        lambda q, k: torch.cat(rotate(*TABLES, q, k), dim=2),
         lambda q, k: plain_rotation(*TABLES, q, k),
         (drawn(3, 2, 4, 6), drawn(3, 2, 2, 6)),
     ),
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tenso
         (drawn(3, 2, 5), drawn(4, 5), drawn(2, 5), drawn(4, 2)),
     ),
     "recomputed": (
-        lambda x, w: recomputed(lambda a, b: (a * b).tanh() * a, x, w),
+        lambda x, w: recompute(lambda a, b: (a * b).tanh() * a, x, w),
         lambda x, w: (x * w).tanh() * x,
         (drawn(3, 2, 5), drawn(5)),
     ),
@@ -109,7 +109,7 @@ def test_values_and_gradients_are_those_of_autograd(case: str) -> None:
 
 def test_gradients_of_what_is_closed_over_come_too() -> None:
     x, w = drawn(3, 5).requires_grad_(), drawn(5).requires_grad_()
-    recomputed(lambda a: (a * w).sin(), x).sum().backward()  # type: ignore[no-untyped-call]
+    recompute(lambda a: (a * w).sin(), x).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(w.grad, ((x * w).cos() * x).sum(dim=0).detach())
     torch.testing.assert_close(x.grad, ((x * w).cos() * w).detach())
 
@@ -123,9 +123,9 @@ def test_what_is_recomputed_is_run_once_without_gradients() -> None:
 
     x = drawn(3).requires_grad_()
     with torch.no_grad():
-        recomputed(run, x)
+        recompute(run, x)
     assert runs == [False]
-    recomputed(run, x).sum().backward()  # type: ignore[no-untyped-call]
+    recompute(run, x).sum().backward()  # type: ignore[no-untyped-call]
     assert runs == [False, False, True]
 
 
@@ -144,11 +144,11 @@ def saved_elements(run: Callable[[], Tensor]) -> int:
 def test_what_is_kept() -> None:
     x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
-    assert saved_elements(lambda: activated("silu", x, up)) == 60
+    assert saved_elements(lambda: activate("silu", x, up)) == 60
     assert saved_elements(lambda: clamped_gate(1.7, 0.5, x, up)) == 60
-    assert saved_elements(lambda: recomputed(lambda a: a.sin().exp(), x)) == 30
+    assert saved_elements(lambda: recompute(lambda a: a.sin().exp(), x)) == 30
     q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
-    assert saved_elements(lambda: rotated(*TABLES, q, k)[0]) == 18 + 18
+    assert saved_elements(lambda: rotate(*TABLES, q, k)[0]) == 18 + 18
     a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
     assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
     assert saved_elements(lambda: UNSHARDED.rows(x.transpose(0, 1), a)) == 30 + 20

@@ -82,7 +82,7 @@ def test_the_balance_loss_of_a_sequence_has_the_gradient_of_its_formula() -> Non
 
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     x = torch.zeros(tokens, samples, 2, dtype=torch.float64, requires_grad=True)
-    through = SequenceBalance(weight, tokens, None).added(x, choice_of(ours))
+    through = SequenceBalance(weight, tokens, None).attach_loss(x, choice_of(ours))
     assert torch.equal(through, x)
     through.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None

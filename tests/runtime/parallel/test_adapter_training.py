@@ -24,7 +24,7 @@ from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.parallel.gradient_sync import GradientSync
 from runtime.settings import ExpertTraining
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 from tests.runtime.expert_plans import SHAPES, expert_features, expert_model, random_expert_plan
 from tests.runtime.parallel.test_compiled import MODEL, ONE, check_equal, trained
 from tests.runtime.parallel.test_split_backwards import random_times, split_plan
@@ -43,8 +43,8 @@ CLOSE = 1e-13
 def begun(part: ParameterPart) -> torch.Tensor:
     """As drawn, but for B, which would leave A without a gradient."""
     if UP in part.name.split("."):
-        return 10 * drawn(1, replace(part, name=part.name.replace(UP, "matrix"), initial=None))
-    return drawn(1, part)
+        return 10 * initial_values(1, replace(part, name=part.name.replace(UP, "matrix"), initial=None))
+    return initial_values(1, part)
 
 
 BOTH = {"adapters": ALL, "initial": begun}
@@ -178,13 +178,13 @@ def test_every_adapter_has_a_gradient_behind_a_frozen_embedding(policy: str) -> 
 def test_what_is_frozen_has_no_gradient_no_bucket_and_stays() -> None:
     def work(rank: int) -> Any:
         taken: list[str] = []
-        came = GradientSync._came
+        came = GradientSync._add_to_buckets
 
         def count(self: GradientSync, name: str, weight: torch.Tensor) -> None:
             taken.append(name)
             came(self, name, weight)
 
-        with patch.object(GradientSync, "_came", count):
+        with patch.object(GradientSync, "_add_to_buckets", count):
             own = trainee(one_stage(MODEL, "full"), MODEL, 2, torch.bfloat16, torch.bfloat16, **BOTH)
             before = {name: weight.detach().clone() for name, weight in own.weights.items()}
             tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1))
@@ -236,7 +236,7 @@ def test_adapters_begin_as_nothing_whatever_the_plan() -> None:
     (with_them,), (without,) = (run_ranks(1, partial(work, adapters=adapters)) for adapters in (ALL, None))
     assert with_them == without
     down = next(part for part in with_adapters(whole_parts(MODEL), ALL) if DOWN in part.name)
-    values, bound = drawn(3, replace(down, shape=(400, 100), end=400)), 100**-0.5
+    values, bound = initial_values(3, replace(down, shape=(400, 100), end=400)), 100**-0.5
     assert float(values.min()) == pytest.approx(-bound, rel=0.01)
     assert float(values.max()) == pytest.approx(bound, rel=0.01)
     assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.02)

@@ -40,7 +40,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def computed(rank: int, is_async: bool, adapted: bool, late: LateProducts | None) -> list[Any]:
     """What a rank makes by two products there and one back, and all gradients."""
     tp = RankTpGroup(rank, TOKENS, dist.group.WORLD, late, 0.5, is_async)
-    assert (tp.fused is not None) == is_async
+    assert (tp.fused_group is not None) == is_async
     x, width = drawn(1 + rank, 4, SAMPLES, HIDDEN), COLUMNS[rank]
     gate, up, down = drawn(3 + rank, width, HIDDEN), drawn(5 + rank, width, HIDDEN), drawn(7 + rank, HIDDEN, width)
     bias, leaves = drawn(9 + rank, width), list[Tensor]()
@@ -99,9 +99,9 @@ def test_values_and_gradients_are_those_of_plain_products(case: str) -> None:
 
 def test_unequally_many_tokens_are_exchanged_plainly() -> None:
     group: Any = object()
-    assert RankTpGroup(0, ((0, 4), (4, 8)), group, is_async=True).fused is group
-    assert RankTpGroup(0, ((0, 4), (4, 7)), group, is_async=True).fused is None
-    assert RankTpGroup(0, ((0, 4),), is_async=True).fused is None
+    assert RankTpGroup(0, ((0, 4), (4, 8)), group, is_async=True).fused_group is group
+    assert RankTpGroup(0, ((0, 4), (4, 7)), group, is_async=True).fused_group is None
+    assert RankTpGroup(0, ((0, 4),), is_async=True).fused_group is None
 
 
 @pytest.mark.parametrize("schedule", slow_but(SPLIT_SCHEDULES[:1], (*SCHEDULES, *SPLIT_SCHEDULES)), ids=str)

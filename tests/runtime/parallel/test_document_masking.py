@@ -26,7 +26,7 @@ from runtime.model import attention
 from runtime.model.decoder import DecoderChunk, empty_weights
 from runtime.model.part_calls import part_calls
 from runtime.model.tensor_parallel import RankTpGroup
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 from tests.runtime.parallel.test_compiled import MODEL, ONE, TWO_STAGES
 from tests.runtime.parallel.test_training import features, trainee
 from tests.runtime.ranks import random_plan, random_sequence_plan, run_ranks
@@ -63,7 +63,7 @@ def reference(model: ModelSpec, batches: Batches, batch: int, *, resets: bool) -
     parts = whole_parts(model)
     weights = empty_weights(parts, torch.float64, CPU)
     for part in parts:
-        weights[part.name].data.copy_(drawn(1, part))
+        weights[part.name].data.copy_(initial_values(1, part))
     total, count = 0.0, 0
     for sequence in torch.from_numpy(batches.sequences(0, batch)):
         first = 0
@@ -90,7 +90,9 @@ def check(
         counters.clear()
         own = trainee(plan, model, batch, seq_len=SEQ_LEN, **more)
         loss = own.gradients(read(batches.sequences), read(batches.borders))
-        gradients = [(bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets]
+        gradients = [
+            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in own.buckets
+        ]
         graphs = counters["stats"]["unique_graphs"]
         return gradients, loss, own.gradients(read(batches.sequences)), graphs
 

@@ -101,7 +101,7 @@ def test_a_capacity_that_drops_nothing_changes_nothing() -> None:
     settings = ExpertTraining(expert_capacity=COUNT / 2, expert_bias_rate=0.0)
     dropless = ExpertTraining(expert_bias_rate=0.0)
     case = shared_plan(2), model, 4
-    with patch.object(token_exchange.CellExchange, "_counted", None):
+    with patch.object(token_exchange.CellExchange, "_all_copies", None):
         ranks = train(*case, 1, run=run_in_order, experts=settings)
     expected = train(*case, 1, run=run_in_order, experts=dropless)
     for (gradients, losses), (others, curve) in zip(ranks, expected, strict=True):

@@ -17,12 +17,12 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
-from runtime.device import taken_device
+from runtime.device import take_device
 from runtime.launch.torchrun import torchrun_place
 from runtime.mapping.parts import ParameterPart
 from runtime.network import join_world
 from runtime.settings import Settings
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is None or not list(Path("/dev").glob("nvidia[0-9]*")), reason="no GPU"
@@ -59,12 +59,12 @@ class Case:
 
 def rounded(part: ParameterPart) -> Tensor:
     """Initial weights that bf16 has, too."""
-    return drawn(1, part).bfloat16().float()
+    return initial_values(1, part).bfloat16().float()
 
 
 def compute(tell: Callable[[str], None], case: Case, kind: str, dtype: torch.dtype) -> Any:
     """The loss, all gradients, and what a step finds, in float64."""
-    device, place = taken_device(kind, 0, 1), torchrun_place()
+    device, place = take_device(kind, 0, 1), torchrun_place()
     assert place is not None
     join_world(device, 0, 1, TIMEOUT_S, address=place.master)
     layers = (0, case.model.num_layers)

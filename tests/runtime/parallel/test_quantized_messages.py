@@ -25,7 +25,7 @@ from runtime.model.decoder import DecoderChunk
 from runtime.network import ProcessGroups
 from runtime.parallel.quantization import dequantize, quantize
 from runtime.settings import Settings
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 from tests.conftest import STRESS
 from tests.runtime.parallel.test_training import SEEDS, SETTINGS, equal_one_process, train
 from tests.runtime.ranks import TIMEOUT_S, random_model, random_plan, random_sequence_plan, run_ranks
@@ -129,7 +129,7 @@ def sent_bytes(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], int]:
             return send(groups, part, receiver)
 
         run = Settings(adam=SETTINGS, timeout_s=TIMEOUT_S)
-        trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(drawn, 1))
+        trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(initial_values, 1))
         tokens = torch.zeros(workload.global_batch, workload.seq_len + 1, dtype=torch.int64)
         with patch.object(ProcessGroups, "send", counted):
             trainee.gradients(lambda first, end: tokens[first:end])

@@ -14,7 +14,7 @@ from hexiopt.plan.token_layout import Range, token_ranges
 from hexiopt.problem.kinds import Attention
 from hexiopt.problem.model import ModelSpec
 from runtime.mapping.model_parts import layer_kinds
-from runtime.model.functions import recomputed
+from runtime.model.functions import recompute
 from runtime.network import ProcessGroups
 from runtime.parallel.ring_attention import SequenceAttention
 from tests.conftest import STRESS
@@ -108,7 +108,7 @@ def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[
     own = SequenceAttention(sequence, rank, all_groups, torch.device("cpu"), attention_of(model))
     *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in drawn(case, dtype))
     q, k, v = (x.requires_grad_() for x in inputs)
-    found = recomputed(own, q, k, v) if again else own(q, k, v)
+    found = recompute(own, q, k, v) if again else own(q, k, v)
     return [found.detach().unflatten(2, grad.shape[2:]), *torch.autograd.grad(found, (q, k, v), grad.flatten(2))]
 
 

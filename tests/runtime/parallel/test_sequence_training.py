@@ -18,9 +18,9 @@ from hexiopt.plan.token_layout import head_ranges, kv_range, sub_rings
 from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.data.batches import Batches
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, training_events
 from runtime.settings import Settings
-from runtime.state.checkpoint import Checkpoint, finished
+from runtime.state.checkpoint import Checkpoint, finished_checkpoints
 from runtime.training.settings import TrainingRun
 from tests.conftest import STRESS
 from tests.runtime.launch.test_faults import problem
@@ -69,7 +69,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
     run = TrainingRun("own", tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
-    found = list(trained(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
+    found = list(training_events(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
     losses = [one["loss"] for one in found if one["event"] == "step"]
 
     def alone(rank: int) -> list[float]:
@@ -85,7 +85,7 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
         ]
 
     assert [losses] == [pytest.approx(expected, rel=1e-9) for expected in run_ranks(1, alone)]
-    Checkpoint(finished(tmp_path / "checkpoints")[-1]).check()
+    Checkpoint(finished_checkpoints(tmp_path / "checkpoints")[-1]).check()
     timelines = [one for one in found if one["event"] == "timeline"]
     assert sorted((one["pipeline"], one["stage"], one["rank"]) for one in timelines) == [
         (0, 0, 0),

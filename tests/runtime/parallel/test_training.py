@@ -22,7 +22,7 @@ from runtime.mapping.adapters import Adapters
 from runtime.mapping.parts import ParameterPart
 from runtime.mapping.times import StepTimes
 from runtime.settings import AdamW, Settings
-from runtime.training.trainee import Trainee, drawn
+from runtime.training.trainee import Trainee, initial_values
 from tests.conftest import STRESS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S, random_plan, run_ranks
 from tests.slow import slow_but
@@ -32,7 +32,7 @@ SEEDS = (*range(29), 253)  # of plans
 THIRD = (2, 7, 10, 12, 13, 15, 16, 22, 28, 253)  # small ones that have every feature between them
 RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]  # a world of so many ranks, each of which does the same
 SETTINGS = AdamW(lr=3e-3, max_norm=0.5)
-DRAWN = partial(drawn, 1)
+DRAWN = partial(initial_values, 1)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -89,7 +89,9 @@ def train(
             return lambda first, end: tokens[first:end]
 
         own.gradients(sequences(0))
-        gradients = [(bucket.parts, bucket.summed.numpy().copy(), bucket.share.start) for bucket in own.buckets]
+        gradients = [
+            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in own.buckets
+        ]
         return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
 
     return run(len(plan.devices()), work)
@@ -154,7 +156,7 @@ def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
         losses = [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
         for bucket, states in own.optimizer.states():
             assert {state.dtype for state in states.values()} == {torch.float32}
-            if not bucket.sharded:
+            if not bucket.is_sharded:
                 held = [own.weights[name][place.where].flatten() for name, place in bucket.places.items()]
                 size = sum(map(len, held))
                 assert torch.cat(held).equal(states["weight"][:size].bfloat16())

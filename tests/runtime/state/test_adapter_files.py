@@ -28,7 +28,7 @@ from runtime.state.saving import CheckpointWriter
 from runtime.state.weights import HuggingFaceWeights, write_hugging_face
 from runtime.training.beginning import exported_weights
 from runtime.training.preparation import adapter_start, resumed_progress
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 from tests.runtime.model import test_decoder, test_decoder_with_experts
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
@@ -55,8 +55,8 @@ def train(
 ) -> list[float]:
     """Losses of steps `first` to `end`, and a checkpoint after them."""
     model, base = trained.model, trained.base.path
-    own_base = partial(drawn, SEED) if base is None else HuggingFaceWeights(Path(base), model).read
-    adapter = PeftAdapter(more.pop("adapter"), trained).read if "adapter" in more else partial(drawn, SEED)
+    own_base = partial(initial_values, SEED) if base is None else HuggingFaceWeights(Path(base), model).read
+    adapter = PeftAdapter(more.pop("adapter"), trained).read if "adapter" in more else partial(initial_values, SEED)
 
     def work(rank: int) -> Any:
         own = trainee(
@@ -81,7 +81,7 @@ def train(
         progress = CheckpointProgress("own", end, end * BATCH, SEQ_LEN, SEED)
         writer.save(progress, own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
-        assert writer.written() == [end]
+        assert writer.written_steps() == [end]
         return [*losses, own.loss(sequences(end))]
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
@@ -90,7 +90,10 @@ def train(
 @pytest.fixture(scope="module")
 def base(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
-    values = ((part.name, 20 * drawn(9, part) if part.decays else drawn(9, part)) for part in whole_parts(model))
+    values = (
+        (part.name, 20 * initial_values(9, part) if part.decays else initial_values(9, part))
+        for part in whole_parts(model)
+    )
     write_hugging_face(folder, model, values, torch.float32)
     return folder
 
@@ -306,7 +309,7 @@ def test_a_run_goes_on_beside_the_same_weights(model: ModelSpec, base: Path, wri
     assert adapter_start(own, written, None, None, None) == (base, 3.0)
     assert adapter_start(own, None, None, written / FOLDER, None) == (None, 3.0)
     assert adapter_start(own, None, None, None, None) == (None, 4.0)
-    others = ((part.name, 2 * drawn(3, part)) for part in whole_parts(model))
+    others = ((part.name, 2 * initial_values(3, part)) for part in whole_parts(model))
     write_hugging_face(tmp_path / "other", model, others, torch.float32)
     with pytest.raises(InputError, match="are not the weights beside which"):
         adapter_start(own, written, tmp_path / "other", None, None)

@@ -24,7 +24,7 @@ from hexiopt.problem.model import ModelSpec
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.mapping.model_parts import whole_parts
 from runtime.state import saving
-from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, TrainedModel, finished
+from runtime.state.checkpoint import INDEX, Checkpoint, CheckpointProgress, TrainedModel, finished_checkpoints
 from runtime.state.saving import CheckpointWriter
 from runtime.state.slices import boxes
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, trainee, whole
@@ -67,7 +67,7 @@ def train(
         writer = CheckpointWriter(folder, TrainedModel(model), keep=2, states=own.optimizer.states())
         writer.save(CheckpointProgress("own", end, end * BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
-        assert writer.written() == [end]
+        assert writer.written_steps() == [end]
         return losses
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
@@ -103,7 +103,7 @@ def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Pat
     for zero in (0, 1):
         plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), ONE_F_ONE_B, Sharding(zero)), tmp_path / str(zero)
         assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)
-        (left,) = finished(folder)
+        (left,) = finished_checkpoints(folder)
         Checkpoint(left).check()
         again = train(whole(model, BATCH), model, tmp_path / f"again-{zero}", 5, 6, resume=left)
         assert again == pytest.approx(curve[2:], rel=1e-9)
@@ -114,7 +114,7 @@ def test_only_the_last_ones_stay(model: ModelSpec, tmp_path: Path) -> None:
     for step in range(3):
         train(plan, model, tmp_path, step, step + 1, resume=resume)
         resume = tmp_path / f"step-{step + 1:08d}"
-    assert [path.name for path in finished(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert [path.name for path in finished_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
@@ -122,7 +122,7 @@ def test_what_was_left_unfinished_is_no_checkpoint(model: ModelSpec, tmp_path: P
     left = tmp_path / ".unfinished-step-00000009"
     left.mkdir()
     (left / "rank-00000.safetensors").write_bytes(b"half")
-    assert finished(tmp_path) == []
+    assert finished_checkpoints(tmp_path) == []
     train(whole(model, BATCH), model, tmp_path, 0, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
@@ -224,18 +224,18 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=2, states=own.optimizer.states())
         writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
         own.step(lambda low, high: tokens[low:high] % model.vocab_size, 1.0)
-        assert writer.written() == []
-        assert finished(tmp_path) == []
+        assert writer.written_steps() == []
+        assert finished_checkpoints(tmp_path) == []
         assert not waited
         writer.save(CheckpointProgress("own", 2, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
         assert waited
-        assert writer.written() == [1]
+        assert writer.written_steps() == [1]
         first = Checkpoint(tmp_path / "step-00000001")
         for part in whole_parts(model):
             assert torch.equal(first.read("weight", part), before[part.name])
         writer.finish(waiting)
-        assert writer.written() == [2]
-        return [path.name for path in finished(tmp_path)]
+        assert writer.written_steps() == [2]
+        return [path.name for path in finished_checkpoints(tmp_path)]
 
     assert run_ranks(1, work) == [["step-00000001", "step-00000002"]]
 
@@ -258,12 +258,12 @@ def test_a_full_disk_is_one_line(model: ModelSpec, tmp_path: Path, monkeypatch: 
         writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
         with pytest.raises(InputError) as error:
-            writer.written()
+            writer.written_steps()
         return str(error.value)
 
     for said in run_ranks(len(plan.devices()), work):
         assert "a checkpoint cannot be written ([Errno 28] No space left on device" in said
-    assert finished(tmp_path) == []
+    assert finished_checkpoints(tmp_path) == []
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())

@@ -63,7 +63,7 @@ def test_experts_are_those_of_transformers(model_type: str, tmp_path: Path) -> N
             part = ParameterPart(here, tuple(parameter.shape), 0, start, end)
             read = layout.read(part, lambda name, cut: files[name][cut])
             assert torch.equal(read, parameter[start:end])
-        for stored, written in layout.stored([(here, parameter)]):
+        for stored, written in layout.stored_tensors([(here, parameter)]):
             assert torch.equal(files[stored], written)
 
 

@@ -23,7 +23,7 @@ from runtime.mapping.model_parts import EMBEDDING, HEAD, stage_parts, whole_part
 from runtime.mapping.parts import ParameterPart, shards
 from runtime.state import weights
 from runtime.state.weights import CONFIG, INDEX, SINGLE, HuggingFaceWeights, write_hugging_face
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 from tests.runtime.model.test_decoder import decoder, sequences, tiny
 from tests.slow import slow_but
 
@@ -192,7 +192,7 @@ def test_what_is_read_does_not_change_the_file(tmp_path: Path) -> None:
 
 def test_first_values_are_written_and_read(tmp_path: Path) -> None:
     """As a run writes and reads them."""
-    values = {part.name: drawn(1, part) for part in whole_parts(TIED)}
+    values = {part.name: initial_values(1, part) for part in whole_parts(TIED)}
     write_hugging_face(tmp_path, TIED, values.items(), torch.float32)
     assert equal(read(tmp_path, TIED), values)
 

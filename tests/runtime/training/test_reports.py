@@ -23,7 +23,7 @@ class Outcome:
             devices = (0, 2)
 
         @staticmethod
-        def blamed(outcome: "Outcome") -> list[int]:
+        def blame(outcome: "Outcome") -> list[int]:
             return [1]
 
 

@@ -16,10 +16,10 @@ from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from runtime.launch.head import AfterFaults, trained
+from runtime.launch.head import AfterFaults, training_events
 from runtime.mapping.model_parts import whole_parts
 from runtime.settings import ExpertTraining
-from runtime.state.checkpoint import Checkpoint, finished
+from runtime.state.checkpoint import Checkpoint, finished_checkpoints
 from runtime.training.settings import Settings, TrainingRun
 from tests.runtime.parallel.test_training import SETTINGS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S
@@ -58,9 +58,9 @@ def test_a_run_trains_experts_by_its_settings(tmp_path: Path) -> None:
     experts = ExpertTraining(expert_capacity=3.0, sequence_balance=0.01, expert_bias_rate=0.25)
     settings = Settings(steps=3, adam=SETTINGS, seed=1, checkpoint_every=3, timeout_s=TIMEOUT_S, experts=experts)
     run = TrainingRun("small", tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
-    events = list(trained(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
+    events = list(training_events(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
     assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]
-    (left,) = finished(tmp_path / "checkpoints")
+    (left,) = finished_checkpoints(tmp_path / "checkpoints")
     checkpoint = Checkpoint(left)
     checkpoint.check()
     (part,) = (part for part in whole_parts(checkpoint.model) if part.name == BIAS)

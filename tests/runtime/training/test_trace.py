@@ -29,7 +29,7 @@ def test_the_actions_of_the_traced_steps_are_spans(tmp_path: Path) -> None:
             trace.begin(step)
             own.step(lambda a, b: tokens[a:b], SETTINGS.lr)
             if trace.ends(step + 1):
-                ended.append((step + 1, trace.written(step + 1, rank)))
+                ended.append((step + 1, trace.write(step + 1, rank)))
         return ended, [(str(action), isinstance(action, Action)) for action in own.pipeline.actions]
 
     for rank, (ended, actions) in enumerate(run_ranks(len(plan.devices()), work)):

@@ -8,7 +8,7 @@ import torch
 
 from runtime.mapping.parts import ParameterPart
 from runtime.training import trainee
-from runtime.training.trainee import drawn
+from runtime.training.trainee import initial_values
 
 
 def part(start: int, end: int, dim: int, name: str = "m.weight", shape: tuple[int, ...] = (37, 23)) -> ParameterPart:
@@ -20,16 +20,16 @@ def part(start: int, end: int, dim: int, name: str = "m.weight", shape: tuple[in
 def test_parts_are_slices_of_the_whole(monkeypatch: pytest.MonkeyPatch, dim: int, block: int) -> None:
     monkeypatch.setattr(trainee, "_BLOCK_ELEMENTS", block)
     total = (37, 23)[dim]
-    whole = drawn(7, part(0, total, dim))
+    whole = initial_values(7, part(0, total, dim))
     cuts = [0, 1, 1, 5, 17, total]
     for start, end in pairwise(cuts):
-        assert torch.equal(drawn(7, part(start, end, dim)), whole.narrow(dim, start, end - start))
-    assert not torch.equal(drawn(8, part(0, total, dim)), whole)
-    assert not torch.equal(drawn(7, part(0, total, dim, "other.weight")), whole)
+        assert torch.equal(initial_values(7, part(start, end, dim)), whole.narrow(dim, start, end - start))
+    assert not torch.equal(initial_values(8, part(0, total, dim)), whole)
+    assert not torch.equal(initial_values(7, part(0, total, dim, "other.weight")), whole)
 
 
 def test_values_are_normal() -> None:
-    found = drawn(0, part(0, 2000, 0, shape=(2000, 600)))
+    found = initial_values(0, part(0, 2000, 0, shape=(2000, 600)))
     assert found.dtype == torch.float32
     assert float(found.std()) == pytest.approx(0.02, rel=0.01)
     assert abs(float(found.mean())) < 1e-4
@@ -48,10 +48,10 @@ def test_a_rank_draws_little_beside_its_own_part(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch, "randn", counted)
     total = shape[dim]
-    drawn(0, part(total // 8 + 1, total // 4 + 1, dim, shape=shape))
+    initial_values(0, part(total // 8 + 1, total // 4 + 1, dim, shape=shape))
     assert sum(elements) <= shape[0] * shape[1] // 8 + 2 * trainee._BLOCK_ELEMENTS
 
 
 def test_norms_are_one_and_biases_zero() -> None:
-    assert drawn(0, part(0, 4, 0, "norm.weight", (9,))).tolist() == [1.0] * 4
-    assert drawn(0, part(0, 4, 0, "q_proj.bias", (9,))).tolist() == [0.0] * 4
+    assert initial_values(0, part(0, 4, 0, "norm.weight", (9,))).tolist() == [1.0] * 4
+    assert initial_values(0, part(0, 4, 0, "q_proj.bias", (9,))).tolist() == [0.0] * 4
