@@ -148,7 +148,7 @@ class _BruteForce:
                     ]
                     first = Pipeline(tuple(stages), count, size)
                     if broken_rule((first,), common.schedule, Sharding()) is None:
-                        options.setdefault(layers, []).extend(self._fitting(first, common))
+                        options.setdefault(layers, []).extend(self._fitting_options(first, common))
         return options
 
     def _cuts(self, num_stages: int, schedule: Schedule) -> Iterator[Layers]:
@@ -160,7 +160,7 @@ class _BruteForce:
                 if min(held) >= chunks and (space.uneven_layers or max(held) - min(held) <= 1):
                     yield tuple(layer_ranges(held, chunks))
 
-    def _fitting(self, fastest: Pipeline, common: Common) -> Iterator[Option]:
+    def _fitting_options(self, fastest: Pipeline, common: Common) -> Iterator[Option]:
         """The pipeline whose stages recompute as little as fits, in all ways."""
         alone = self._alone(fastest, common)
         if all(stage.excess_bytes <= 0 for stage in alone.stages):
@@ -260,13 +260,13 @@ class _BruteForce:
                 )
                 for table, pipeline_layers in zip(tables, layers, strict=True)
             ]
-            if all(options) and self._synchronised_s(labeled, options, common, sharding) < self.best_s:
+            if all(options) and self._least_synchronised_s(labeled, options, common, sharding) < self.best_s:
                 for chosen in self._together(options, self._batch):
                     pipelines = tuple(map(_on, labeled, chosen))
                     if broken_rule(pipelines, common.schedule, sharding) is None:
                         self._price(assignment, Plan(pipelines, common.schedule, sharding))
 
-    def _synchronised_s(
+    def _least_synchronised_s(
         self,
         labeled: Sequence[PlacedDevices],
         options: Sequence[Sequence[Option]],

@@ -131,7 +131,7 @@ def silences(
     return unsaid
 
 
-def unexcused(unsaid: Iterable[Silence]) -> list[str]:
+def unexcused_changes(unsaid: Iterable[Silence]) -> list[str]:
     """The changes that nothing excuses."""
     return [str(silence.change) for silence in unsaid if silence.excuse is None]
 
@@ -161,7 +161,7 @@ def test_there_are_fifty_layouts_and_each_is_read_as_its_keys_are() -> None:
 @pytest.mark.parametrize("change_all", [drop_keys, rename_keys])
 def test_no_key_is_missed_in_silence(trainer: str, change_all: Callable[[StatedLayout], Iterator[Change]]) -> None:
     outcomes = Counter[str]()
-    assert unexcused(silences(layouts_of(trainer), change_all, outcomes)) == []
+    assert unexcused_changes(silences(layouts_of(trainer), change_all, outcomes)) == []
     assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
 
@@ -170,7 +170,7 @@ def test_a_reader_that_passes_keys_over_is_found_out(monkeypatch: pytest.MonkeyP
     first = reading(layout)
     assert not isinstance(first, InputError)
     monkeypatch.setattr(TRAINERS["deepspeed"], "read", lambda text, context: first)
-    changes = unexcused(silences([layout], drop_keys, Counter()))
+    changes = unexcused_changes(silences([layout], drop_keys, Counter()))
     assert f"deepspeed, {layout.name}: drop train_batch_size" in changes
     assert f"deepspeed, {layout.name}: drop steps_per_print" not in changes
 
@@ -207,7 +207,7 @@ def test_whatever_values_a_file_has_it_is_read_or_refused_in_one_line(trainer: s
 @pytest.mark.parametrize("trainer", sorted(VOCABULARIES))
 def test_no_other_value_is_passed_over_in_silence(trainer: str) -> None:
     outcomes = Counter[str]()
-    assert unexcused(silences(layouts_of(trainer), change_values, outcomes)) == []
+    assert unexcused_changes(silences(layouts_of(trainer), change_values, outcomes)) == []
     assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
 
@@ -218,5 +218,5 @@ def test_no_further_key_is_passed_over_in_silence(trainer: str) -> None:
     known = vocabulary_of(layouts)
     outcomes = Counter[str]()
     unsaid = silences(layouts, lambda layout: add_keys(layout, known), outcomes)
-    assert unexcused(unsaid) == []
+    assert unexcused_changes(unsaid) == []
     assert outcomes["noted"] + outcomes["refused"] >= 5

@@ -93,7 +93,7 @@ def test_no_random_plan_with_experts_beats_it(layers: list[LayerKind]) -> None:
     assert SPACES["megatron"].first_violation(problem, result.plan) is None
     model, rng, shared = PlanPricer(problem), random.Random(4), 0
     for plan in random_plans(SPACES["megatron"], problem, rng, 4000 if STRESS else 1200):
-        drawn = _sharing(problem, plan, rng)
+        drawn = _sharing_plan(problem, plan, rng)
         if drawn is None or SPACES["megatron"].first_violation(problem, drawn) is not None:
             continue
         cost = model.price(drawn)
@@ -103,7 +103,7 @@ def test_no_random_plan_with_experts_beats_it(layers: list[LayerKind]) -> None:
     assert shared > 20
 
 
-def _sharing(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
+def _sharing_plan(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
     """The plan whose pipelines, some in a row each, are one of replicas that share experts; None where the plan space
     has no such plan."""
     count, size = len(plan.pipelines), plan.pipelines[0].micro_batch_size

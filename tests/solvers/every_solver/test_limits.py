@@ -36,12 +36,12 @@ class Ticking:
 
 
 @pytest.fixture
-def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+def tick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "clock", staticmethod(Ticking()))
 
 
 @in_turns(3)
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_search_ends_soon_after_its_time_limit(name: str) -> None:
     """After some more looks at the clock: those of a search inside others, on the way out."""
     problem = allow_layouts(name, problems.sixteen_gpus())
@@ -75,7 +75,7 @@ def long_problem(name: str) -> Problem:
 
 
 @SOME
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_listener_hears_progress(name: str) -> None:
     problem = long_problem(name)
     heard: list[Progress] = []
@@ -97,7 +97,7 @@ def test_a_listener_hears_progress(name: str) -> None:
 
 
 @SOME
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_listener_may_stop(name: str) -> None:
     problem = long_problem(name)
 

@@ -161,12 +161,12 @@ def graph_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of GPUs of every graph that phase 1 lets METIS partition."""
     sizes, asked = list[int](), hexiscale.partition_graph
 
-    def listening(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
+    def record_size(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
         if "shares" in how:  # phase 2 weighs all GPUs alike
             sizes.append(len(graph.devices))
         return asked(graph, count, *rest, **how)
 
-    monkeypatch.setattr(hexiscale, "partition_graph", listening)
+    monkeypatch.setattr(hexiscale, "partition_graph", record_size)
     return sizes
 
 

@@ -34,7 +34,7 @@ from tests.solvers.sequence.small_layouts import task
 PROBLEM = task(("fast", 4), ("slow", 4), ("slow", 4), batch=6, seq_len=16384)
 
 
-def used_once(problem: Problem, shape: SequenceShape) -> bool:
+def uses_once(problem: Problem, shape: SequenceShape) -> bool:
     devices = [d for line in shape.pipelines for seat in line for d in seat]
     return len(set(devices)) == len(devices) and set(devices) <= set(problem.usable_devices)
 
@@ -46,7 +46,7 @@ def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     ranked = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), zero)).rank(lambda: True)
     assert [estimated.step_s for estimated in ranked] == sorted(estimated.step_s for estimated in ranked)
     shapes = [estimated.shape() for estimated in ranked]
-    assert all(used_once(problem, shape) for shape in shapes)
+    assert all(uses_once(problem, shape) for shape in shapes)
     for number, numbers_of in (
         ("num_pipelines", lambda s: {len(s.pipelines)}),
         ("num_stages", lambda s: set(map(len, s.pipelines))),
@@ -68,7 +68,7 @@ def test_moves_give_shapes_that_obey_the_space() -> None:
         drawn = proposals.draw(shape, rng)
         assert drawn is not None
         next_shape = drawn[1]
-        assert used_once(problem, next_shape)
+        assert uses_once(problem, next_shape)
         assert all(seat == tuple(sorted(seat)) and seat for line in next_shape.pipelines for seat in line)
         assert len(next_shape.pipelines) * next_shape.size <= problem.workload.global_batch
         shape = next_shape
@@ -235,7 +235,7 @@ def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
     alone = make_solver("hexiseq").solve(problem, steps)
     assert joint.best_s <= 1.01 * alone.objective
     shape = shape_of(joint.plan)
-    assert used_once(problem, shape)
+    assert uses_once(problem, shape)
     assert shape.size in problem.space.micro_batch_sizes(4)
 
 
