@@ -88,12 +88,12 @@ def test_shipped_clusters_and_models_have_names(monkeypatch: pytest.MonkeyPatch,
     assert hexiopt.cluster("small_mixed") == hexiopt.cluster(CLUSTER)
     assert hexiopt.model("tiny") == hexiopt.model(str(MODEL))
     assert hexiopt.cluster("hexiscale_setting_2").num_devices == 32
-    for read, name, said in (
+    for read, name, message in (
         (hexiopt.cluster, "smal_mixed", "cluster: 'smal_mixed' is neither a shipped cluster nor a file; did you mean"),
         (hexiopt.model, "llama2_7", "model: 'llama2_7' is neither a shipped model nor a file; did you mean"),
         (hexiopt.model, "hf", "model: 'hf' is neither a shipped model nor a file; "),
     ):
-        with pytest.raises(hexiopt.InputError, match=re.escape(said)):
+        with pytest.raises(hexiopt.InputError, match=re.escape(message)):
             read(name)
     (tmp_path / "tiny").write_text("{}", encoding="utf-8")
     assert hexiopt.model("tiny") == hexiopt.model(MODEL)
@@ -106,7 +106,7 @@ def test_an_old_name_of_a_solver_is_that_of_the_new_one(problem: hexiopt.Problem
     with pytest.warns(FutureWarning, match="metis now means hexiscale") as warned:
         result = hexiopt.solve(problem, "metis", LONG_S, max_steps=3)
     assert result.solver == "hexiscale"
-    assert [Path(one.filename).name for one in warned] == ["test_api.py"]
+    assert [Path(warning.filename).name for warning in warned] == ["test_api.py"]
 
 
 def test_a_result_is_saved_and_its_file_is_priced(problem: hexiopt.Problem, result: Solution, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_a_plan_beyond_memory_is_priced_and_named(problem: hexiopt.Problem, resu
     wide = problem.model.to_dict() | {"hidden_size": 16_384, "intermediate_size": 65_536}
     large = replace(problem, model=hexiopt.model(wide))
     assert not hexiopt.price(large, result.plan).fits
-    found = hexiopt.check(large, result.plan)
-    assert found
-    assert all(isinstance(broken, Violation) and broken.rule == "memory" for broken in found)
+    violations = hexiopt.check(large, result.plan)
+    assert violations
+    assert all(isinstance(broken, Violation) and broken.rule == "memory" for broken in violations)
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         ({"solver": "portfoli"}, "solver: 'portfoli' is not known; did you mean portfolio?"),
         ({"solver": None}, "solver: None is not a name and has no name and no capabilities and no solve; "),
@@ -155,8 +155,8 @@ def test_a_plan_beyond_memory_is_priced_and_named(problem: hexiopt.Problem, resu
         ({"seed": "x"}, "seed: 'x' is not a number; "),
     ],
 )
-def test_wrong_requests_are_one_line(problem: hexiopt.Problem, stated: dict[str, Any], said: str) -> None:
-    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(said)}"):
+def test_wrong_requests_are_one_line(problem: hexiopt.Problem, stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(message)}"):
         hexiopt.solve(problem, **stated)
 
 
@@ -174,18 +174,18 @@ def test_a_configuration_of_transformers_is_a_model(kind: str, tmp_path: Path) -
 
 
 def test_a_cluster_by_hand() -> None:
-    own = hexiopt.Cluster.of({"a100_80gb_sxm": 8, "rtx_4090": 20}, inter_gb_per_s=5)
-    sizes = {machine.name: machine.num_gpus for machine in own.machines}
+    cluster = hexiopt.Cluster.of({"a100_80gb_sxm": 8, "rtx_4090": 20}, inter_gb_per_s=5)
+    sizes = {machine.name: machine.num_gpus for machine in cluster.machines}
     assert sizes == {"a100_80gb_sxm": 8, "rtx_4090-0": 8, "rtx_4090-1": 8, "rtx_4090-rest": 4}
-    assert {machine.nic_bandwidth_bytes_per_s for machine in own.machines} == {5e9}
-    assert [own.machines[m].intra_bandwidth_bytes_per_s for m in (0, 1)] == [300e9, 12e9]  # as usual for the types
-    assert hexiopt.cluster(cluster_to_dict(own)) == own
+    assert {machine.nic_bandwidth_bytes_per_s for machine in cluster.machines} == {5e9}
+    assert [cluster.machines[m].intra_bandwidth_bytes_per_s for m in (0, 1)] == [300e9, 12e9]  # as usual for the types
+    assert hexiopt.cluster(cluster_to_dict(cluster)) == cluster
     pairs = hexiopt.Cluster.of({"t4": 4}, 1, intra_gb_per_s=3, gpus_per_machine=2, name="pairs")
     assert [(m.num_gpus, m.intra_bandwidth_bytes_per_s) for m in pairs.machines] == [(2, 3e9)] * 2
 
 
 @pytest.mark.parametrize(
-    ("gpus", "stated", "said"),
+    ("gpus", "stated", "message"),
     [
         ({"a10o": 3}, {}, "cluster: gpus: 'a10o' is not a known GPU; did you mean a10"),
         ({"t4": 16}, {}, "cluster: inter_gb_per_s: is missing for 2 machines"),
@@ -196,8 +196,8 @@ def test_a_cluster_by_hand() -> None:
         ({"t4": 8}, {"gpus_per_machine": 0}, "cluster: gpus_per_machine: 0 is out of range"),
     ],
 )
-def test_wrong_clusters_by_hand_are_one_line(gpus: Any, stated: dict[str, Any], said: str) -> None:
-    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(said)}"):
+def test_wrong_clusters_by_hand_are_one_line(gpus: Any, stated: dict[str, Any], message: str) -> None:
+    with pytest.raises(hexiopt.InputError, match=f"^{re.escape(message)}"):
         hexiopt.Cluster.of(gpus, **stated)
 
 
@@ -220,9 +220,9 @@ def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_each_solver_says_in_one_line_what_it_is() -> None:
-    said = {name: info.description for name, info in hexiopt.solvers().items() if name in BUILT_IN}
-    assert len(set(said.values())) == len(BUILT_IN)
-    for name, text in said.items():
+    descriptions = {name: info.description for name, info in hexiopt.solvers().items() if name in BUILT_IN}
+    assert len(set(descriptions.values())) == len(BUILT_IN)
+    for name, text in descriptions.items():
         assert len(text) <= 110, name
         assert "\n" not in text, name
         assert text.endswith("."), name

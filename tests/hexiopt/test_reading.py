@@ -27,7 +27,7 @@ def from_json(text: str) -> Any:
     return parse(text, "my.json", as_json=True)
 
 
-def read_or_refused(read: Callable[[], Any], where: str) -> None:
+def assert_read_or_refused(read: Callable[[], Any], where: str) -> None:
     """What is read is finished as a mapping or refused; a refusal names the file."""
     try:
         data = read()
@@ -74,7 +74,7 @@ PIECES = st.lists(
 @example("2020-01-01: 2020-99-99")
 @example("!!python/object/apply:os.system [ls]")
 def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
-    read_or_refused(lambda: yaml(text), "my.yaml")
+    assert_read_or_refused(lambda: yaml(text), "my.yaml")
 
 
 @given(text=st.text(alphabet='{}[]":,.0123456789eE+-truefalsnN \\\nu\ud800"', max_size=30) | st.text(max_size=30))
@@ -83,14 +83,14 @@ def test_any_text_as_yaml_is_data_or_refused(text: str) -> None:
 @example('{"\\ud800": 1}')
 @example('{"\\u001b[31m": 1}')
 def test_any_text_as_json_is_data_or_refused(text: str) -> None:
-    read_or_refused(lambda: from_json(text), "my.json")
+    assert_read_or_refused(lambda: from_json(text), "my.json")
 
 
 @given(raw=st.binary(max_size=40), suffix=st.sampled_from((".yaml", ".json")))
 def test_any_bytes_are_a_mapping_or_refused(raw: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
     path.write_bytes(raw)
-    read_or_refused(lambda: read_mapping(path), str(path))
+    assert_read_or_refused(lambda: read_mapping(path), str(path))
 
 
 @given(data=JSON)
@@ -133,11 +133,11 @@ def test_yaml_that_is_not_plain_data_is_refused(text: str, words: str) -> None:
 def test_billion_laughs_cost_nothing() -> None:
     text = "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 60))
 
-    def refused() -> None:
+    def refuse() -> None:
         with pytest.raises(InputError, match="anchors and aliases"):
             yaml(text)
 
-    within(0.5, refused)
+    within(0.5, refuse)
 
 
 def test_a_long_sexagesimal_is_no_trap() -> None:
@@ -194,9 +194,9 @@ def test_json_with_a_key_twice_is_refused(text: str) -> None:
     ],
 )
 def test_numbers_of_yaml(text: str, value: Any) -> None:
-    found = yaml(f"a: {text}")["a"]
-    assert found == value
-    assert type(found) is type(value)
+    number = yaml(f"a: {text}")["a"]
+    assert number == value
+    assert type(number) is type(value)
 
 
 def test_dates_stay_text() -> None:
@@ -231,11 +231,11 @@ def test_a_huge_sparse_file_is_refused_without_reading_it(tmp_path: Path) -> Non
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
 
-    def refused() -> None:
+    def refuse() -> None:
         with pytest.raises(InputError, match="larger than 1 MiB"):
             read_mapping(path)
 
-    within(0.5, refused)
+    within(0.5, refuse)
 
 
 def test_the_limit_is_exact(tmp_path: Path) -> None:

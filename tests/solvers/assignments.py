@@ -36,53 +36,59 @@ class DeviceClasses:
     def of(cls, problem: Problem) -> "DeviceClasses":
         """The device classes of the usable devices of a problem."""
         device_classes, machines = [], []
-        for machine, own in problem.usable_by_machine.items():
-            found: list[list[int]] = []
-            for device in own:
+        for machine, devices in problem.usable_by_machine.items():
+            machine_classes: list[list[int]] = []
+            for device in devices:
                 same = next(
-                    (device_class for device_class in found if _equal_devices(problem, device_class[0], device)), None
+                    (
+                        device_class
+                        for device_class in machine_classes
+                        if _equal_devices(problem, device_class[0], device)
+                    ),
+                    None,
                 )
                 if same is None:
-                    found.append([device])
+                    machine_classes.append([device])
                 else:
                     same.append(device)
-            device_classes += [tuple(device_class) for device_class in found]
-            machines += [machine] * len(found)
+            device_classes += [tuple(device_class) for device_class in machine_classes]
+            machines += [machine] * len(machine_classes)
         return cls(problem, tuple(device_classes), tuple(machines), _runs(problem))
 
     @cached_property
     def of_machine(self) -> dict[int, tuple[int, ...]]:
         """The device classes of each machine."""
         return {
-            m: tuple(k for k, own in enumerate(self.machine_of) if own == m) for m in dict.fromkeys(self.machine_of)
+            m: tuple(k for k, machine in enumerate(self.machine_of) if machine == m)
+            for m in dict.fromkeys(self.machine_of)
         }
 
     @cached_property
     def exchanges(self) -> tuple[tuple[int, ...], ...]:
         """For every exchange of equal machines, the device class that takes the place of each class."""
-        found = []
+        replacements = []
         for orders in product(*map(permutations, self.runs)):
             to = {m: n for run, order in zip(self.runs, orders, strict=True) for m, n in zip(run, order, strict=True)}
             device_classes = [
                 self.of_machine[to[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of)
             ]
-            found.append(tuple(device_classes))
-        return tuple(found)
+            replacements.append(tuple(device_classes))
+        return tuple(replacements)
 
     def labelings(self, assignment: DeviceAssignment) -> Iterator[tuple[PlacedDevices, ...]]:
         """The assignment with concrete devices, in every labeling of equal ones; first the lowest numbers in order of
         use.
         """
         used = [sum(line_seats.count(k) for line_seats in map(_flat, assignment)) for k in range(len(self.devices))]
-        choices = [permutations(own, count) for own, count in zip(self.devices, used, strict=True)]
+        choices = [permutations(devices, count) for devices, count in zip(self.devices, used, strict=True)]
         for chosen in product(*choices):
-            left = [iter(own) for own in chosen]
+            left = [iter(order) for order in chosen]
             yield tuple(
                 tuple(tuple(tuple(next(left[k]) for k in group) for group in stage) for stage in placement)
                 for placement in assignment
             )
 
-    def labeled(self, assignment: DeviceAssignment) -> tuple[PlacedDevices, ...]:
+    def first_labeling(self, assignment: DeviceAssignment) -> tuple[PlacedDevices, ...]:
         """The assignment with the lowest-numbered devices of each class, in order of use."""
         return next(self.labelings(assignment))
 
@@ -91,16 +97,16 @@ class DeviceClasses:
         space, workload = self.problem.space, self.problem.workload
         most = min(len(self.problem.usable_devices), workload.global_batch, space.num_pipelines or 1 << 30)
         seen: set[DeviceAssignment] = set()
-        for found in self._pipelines(tuple(map(len, self.devices)), most, ()):
-            if space.num_pipelines in (None, len(found)):
-                same = self.canonical(found)
+        for assignment in self._pipelines(tuple(map(len, self.devices)), most, ()):
+            if space.num_pipelines in (None, len(assignment)):
+                same = self.canonical(assignment)
                 if same not in seen:
                     seen.add(same)
-                    yield found
+                    yield assignment
 
     def canonical(self, assignment: DeviceAssignment) -> DeviceAssignment:
         """The smallest of all assignments that differ only in the order of pipelines and in equal machines."""
-        return min(tuple(sorted(exchanged(placement, to) for placement in assignment)) for to in self.exchanges)
+        return min(tuple(sorted(exchange_classes(placement, to) for placement in assignment)) for to in self.exchanges)
 
     def _pipelines(self, free: tuple[int, ...], most: int, least: tuple[object, ...]) -> Iterator[DeviceAssignment]:
         """From one pipeline to `most`, from `free` devices per class, in ascending order of their shapes."""
@@ -164,7 +170,7 @@ class DeviceClasses:
 
     def _shape(self, placement: PipelinePlacement) -> tuple[object, ...]:
         """The placement with equal machines identified."""
-        return exchanged(placement, self._looks)
+        return exchange_classes(placement, self._looks)
 
     @cached_property
     def _looks(self) -> tuple[int, ...]:
@@ -173,7 +179,7 @@ class DeviceClasses:
         return tuple(self.of_machine[first[m]][self.of_machine[m].index(k)] for k, m in enumerate(self.machine_of))
 
 
-def exchanged(placement: PipelinePlacement, to: Sequence[int]) -> PipelinePlacement:
+def exchange_classes(placement: PipelinePlacement, to: Sequence[int]) -> PipelinePlacement:
     """The placement with class `to[k]` in place of class k."""
     return tuple(tuple(tuple(to[k] for k in group) for group in stage) for stage in placement)
 
@@ -224,7 +230,7 @@ def _equal_machines(problem: Problem, a: int, b: int) -> bool:
         return False
     if len({network.pair_latency(*way) for x, y in between for way in ((x, y), (y, x))}) > 1:
         return False
-    others = [d for m, own in usable.items() if m not in (a, b) for d in own]
+    others = [d for m, devices in usable.items() if m not in (a, b) for d in devices]
     return all(
         network.route(x, d)[1:] == network.route(y, d)[1:]
         and network.route(d, x)[:-1] == network.route(d, y)[:-1]

@@ -96,16 +96,18 @@ class _BruteForce:
 
     def run(self) -> None:
         """Price the plans of all assignments, those first whose pipelines alone end first."""
-        found = list[tuple[float, int, DeviceAssignment, Common]]()
+        candidates = list[tuple[float, int, DeviceAssignment, Common]]()
         for assignment in self._classes.assignments():
             for common in self._commons(assignment):
                 tables = [self._options[line, common] for line in self._lines(assignment)]
-                least_s = self._least_s([[option for own in table.values() for option in own] for table in tables])
-                found.append((least_s, len(found), assignment, common))
-        for least_s, _, assignment, common in sorted(found, key=lambda one: one[:2]):
+                least_s = self._least_s(
+                    [[option for options in table.values() for option in options] for table in tables]
+                )
+                candidates.append((least_s, len(candidates), assignment, common))
+        for least_s, _, assignment, common in sorted(candidates, key=lambda candidate: candidate[:2]):
             if least_s >= self.best_s:
                 break
-            self._assigned(assignment, common)
+            self._price_assignment(assignment, common)
 
     def _count(self) -> None:
         self._left -= 1
@@ -114,7 +116,7 @@ class _BruteForce:
 
     def _lines(self, assignment: DeviceAssignment) -> list[PlacedDevices]:
         """The devices of each pipeline, on the first of its machines: alone it does not matter which."""
-        return [self._classes.labeled((line,))[0] for line in assignment]
+        return [self._classes.first_labeling((line,))[0] for line in assignment]
 
     def _commons(self, assignment: DeviceAssignment) -> Iterator[Common]:
         workload = self._problem.workload
@@ -135,7 +137,7 @@ class _BruteForce:
 
     def _all_options(self, line: PlacedDevices, common: Common) -> dict[Layers, list[Option]]:
         """All pipelines on a line that fit where states are spread over all holders, by the layers of their stages."""
-        found = dict[Layers, list[Option]]()
+        options = dict[Layers, list[Option]]()
         for size in self._problem.space.micro_batch_sizes(self._batch):
             deals = list(itertools.product(*(holders(self._problem, replicas, size) for replicas in line)))
             for layers in self._cuts(len(line), common.schedule):
@@ -146,8 +148,8 @@ class _BruteForce:
                     ]
                     first = Pipeline(tuple(stages), count, size)
                     if broken_rule((first,), common.schedule, Sharding()) is None:
-                        found.setdefault(layers, []).extend(self._fitting(first, common))
-        return found
+                        options.setdefault(layers, []).extend(self._fitting_options(first, common))
+        return options
 
     def _cuts(self, num_stages: int, schedule: Schedule) -> Iterator[Layers]:
         """All layers of stages; several ranges only where the schedule has them, one only where no other has."""
@@ -158,7 +160,7 @@ class _BruteForce:
                 if min(held) >= chunks and (space.uneven_layers or max(held) - min(held) <= 1):
                     yield tuple(layer_ranges(held, chunks))
 
-    def _fitting(self, fastest: Pipeline, common: Common) -> Iterator[Option]:
+    def _fitting_options(self, fastest: Pipeline, common: Common) -> Iterator[Option]:
         """The pipeline whose stages recompute as little as fits, in all ways."""
         alone = self._alone(fastest, common)
         if all(stage.excess_bytes <= 0 for stage in alone.stages):
@@ -172,7 +174,9 @@ class _BruteForce:
                 self._least[key] = self._least_recomputes(fastest, s, common)
             chosen.append(self._least[key])
         for recomputes in itertools.product(*chosen):
-            stages = [replace(stage, recompute=own) for stage, own in zip(fastest.stages, recomputes, strict=True)]
+            stages = [
+                replace(stage, recompute=recompute) for stage, recompute in zip(fastest.stages, recomputes, strict=True)
+            ]
             pipeline = replace(fastest, stages=tuple(stages))
             yield Option(pipeline, self._alone(pipeline, common))
 
@@ -183,7 +187,7 @@ class _BruteForce:
 
     def _least_recomputes(self, pipeline: Pipeline, s: int, common: Common) -> list[Recompute]:
         """The first policies of each chain with which stage s fits; the other stages do not matter."""
-        found = dict[Recompute, None]()
+        policies = dict[Recompute, None]()
         stages = pipeline.stages
 
         def fits(recompute: Recompute) -> bool:
@@ -196,27 +200,29 @@ class _BruteForce:
         for chain in recompute_chains(common.policies, stages[s].num_layers, per_layer):
             at = bisect.bisect_left(chain, True, key=fits)
             if at < len(chain):
-                found[chain[at]] = None
-        return list(found)
+                policies[chain[at]] = None
+        return list(policies)
 
     def _leaner(self, pipeline: Pipeline, cost: PipelineCost, policies: tuple[str, ...]) -> Iterator[Pipeline]:
         """The pipelines whose stages recompute one step more where they do not fit."""
         choices = []
-        for stage, own in zip(pipeline.stages, cost.stages, strict=True):
+        for stage, stage_cost in zip(pipeline.stages, cost.stages, strict=True):
             chains = recompute_chains(policies, stage.num_layers, self._problem.space.recompute_per_layer)
             after = {b for chain in chains for a, b in itertools.pairwise(chain) if a == stage.recompute}
-            choices.append(sorted(after) if own.excess_bytes > 0 else [stage.recompute])
+            choices.append(sorted(after) if stage_cost.excess_bytes > 0 else [stage.recompute])
         for chosen in itertools.product(*choices):
-            stages = [replace(stage, recompute=own) for stage, own in zip(pipeline.stages, chosen, strict=True)]
+            stages = [
+                replace(stage, recompute=recompute) for stage, recompute in zip(pipeline.stages, chosen, strict=True)
+            ]
             yield replace(pipeline, stages=tuple(stages))
 
     def _least_s(self, options: Sequence[Sequence[Option]]) -> float:
         """The least possible end of the longest pipeline alone, of those that process the batch together."""
         reached = {0: 0.0}  # sequences of the first pipelines
-        for own in options:
+        for pipeline_options in options:
             more = dict[int, float]()
             fastest = dict[int, float]()
-            for option in own:
+            for option in pipeline_options:
                 count = option.pipeline.num_sequences
                 fastest[count] = min(fastest.get(count, math.inf), option.alone.end_s)
             for (done, before_s), (count, own_s) in itertools.product(reached.items(), fastest.items()):
@@ -227,33 +233,40 @@ class _BruteForce:
 
     # ------------------------------------------------------------------------- plans
 
-    def _assigned(self, assignment: DeviceAssignment, common: Common) -> None:
+    def _price_assignment(self, assignment: DeviceAssignment, common: Common) -> None:
         """Price the plans of an assignment, by the layers of their stages."""
         tables = [self._options[line, common] for line in self._lines(assignment)]
         names = SHARDING_GROUPS if common.zero_stage and self._problem.space.machine_sharding else ("all",)
         shardings = [Sharding(common.zero_stage, groups) for groups in names]
-        cuts, labeled = list[tuple[float, tuple[Layers, ...]]](), self._classes.labeled(assignment)
+        cuts, labeled = list[tuple[float, tuple[Layers, ...]]](), self._classes.first_labeling(assignment)
         for layers in itertools.product(*tables):
             pairs = itertools.pairwise(zip(assignment, layers, strict=True))
             if all(a[0] != b[0] or a[1] <= b[1] for a, b in pairs):  # of equal lines, one order counts
-                cuts.append((self._least_s([table[one] for table, one in zip(tables, layers, strict=True)]), layers))
+                cuts.append(
+                    (
+                        self._least_s(
+                            [table[pipeline_layers] for table, pipeline_layers in zip(tables, layers, strict=True)]
+                        ),
+                        layers,
+                    )
+                )
         for (least_s, layers), sharding in itertools.product(sorted(cuts), shardings):
             if least_s >= self.best_s:
                 break
             options = [
                 sorted(
-                    (one for one in table[own] if one.alone.end_s * _ROUNDING < self.best_s),
-                    key=lambda one: one.alone.end_s,
+                    (option for option in table[pipeline_layers] if option.alone.end_s * _ROUNDING < self.best_s),
+                    key=lambda option: option.alone.end_s,
                 )
-                for table, own in zip(tables, layers, strict=True)
+                for table, pipeline_layers in zip(tables, layers, strict=True)
             ]
-            if all(options) and self._synchronised_s(labeled, options, common, sharding) < self.best_s:
+            if all(options) and self._least_synchronised_s(labeled, options, common, sharding) < self.best_s:
                 for chosen in self._together(options, self._batch):
                     pipelines = tuple(map(_on, labeled, chosen))
                     if broken_rule(pipelines, common.schedule, sharding) is None:
                         self._price(assignment, Plan(pipelines, common.schedule, sharding))
 
-    def _synchronised_s(
+    def _least_synchronised_s(
         self,
         labeled: Sequence[PlacedDevices],
         options: Sequence[Sequence[Option]],
@@ -263,7 +276,9 @@ class _BruteForce:
         """A step time below which no plan of these `options` stays: every executor begins its last backward, and ends,
         as soon as in any of them, under the best names. From ZeRO-2 on sync is inside the pipelines, with states
         sharded within machines names also say who waits for whom, and where experts are shared rings differ too."""
-        firsts = tuple(_on(line, own[0].pipeline) for line, own in zip(labeled, options, strict=True))
+        firsts = tuple(
+            _on(line, pipeline_options[0].pipeline) for line, pipeline_options in zip(labeled, options, strict=True)
+        )
         named = self._names_matter(firsts)
         if (
             sharding.stage >= 2
@@ -273,14 +288,14 @@ class _BruteForce:
         ):
             return 0.0
         self._count()
-        costs = [earliest([option.alone for option in own]) for own in options]
+        costs = [earliest([option.alone for option in pipeline_options]) for pipeline_options in options]
         pricer = self._nameless if named else self._pricer
         return pricer.price(Plan(firsts, common.schedule, sharding), costs).step_time_s * _ROUNDING
 
     def _together(self, options: Sequence[Sequence[Option]], batch: int) -> Iterator[tuple[Pipeline, ...]]:
         """Pipelines, one of each of the `options`, that process `batch` sequences and alone are in time."""
-        own, *others = options
-        for option in own:
+        first_options, *others = options
+        for option in first_options:
             if option.alone.end_s * _ROUNDING >= self.best_s:
                 return
             left = batch - option.pipeline.num_sequences
@@ -304,9 +319,11 @@ class _BruteForce:
                 self._keep(plan, cost)
                 self._rename(assignment, plan, cost)
             elif cost.step_time_s < self.best_s:
-                own = policies if self._problem.space.recompute_per_stage else plan.pipelines[0].stages[0].recompute[:1]
+                stage_policies = (
+                    policies if self._problem.space.recompute_per_stage else plan.pipelines[0].stages[0].recompute[:1]
+                )
                 each = [
-                    list(self._leaner(pipeline, priced, own))
+                    list(self._leaner(pipeline, priced, stage_policies))
                     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True)
                 ]
                 for pipelines in itertools.product(*each):
@@ -318,7 +335,9 @@ class _BruteForce:
     def _names_matter(self, pipelines: Sequence[Pipeline]) -> bool:
         """Whether it may matter which of equal devices is which: to rings of three holders and more."""
         holders = parameter_holders(Holdings.of(pipelines), self._problem.parameters.trained_groups).holders
-        return any(own.shape[1] > 2 for own in holders) and any(len(own) > 1 for own in self._classes.devices)
+        return any(group_holders.shape[1] > 2 for group_holders in holders) and any(
+            len(devices) > 1 for devices in self._classes.devices
+        )
 
     def _rename(self, assignment: DeviceAssignment, plan: Plan, cost: Cost) -> None:
         """Price a plan of `cost` under all names of equal devices if these matter."""
@@ -346,7 +365,9 @@ def _on(line: PlacedDevices, pipeline: Pipeline) -> Pipeline:
         if isinstance(group, TensorParallel):
             stages.append(replace(stage, parallelism=replace(group, devices=groups[0])))
             continue
-        replicas = tuple(replace(own, devices=devices) for own, devices in zip(group.replicas, groups, strict=True))
+        replicas = tuple(
+            replace(replica, devices=devices) for replica, devices in zip(group.replicas, groups, strict=True)
+        )
         stages.append(replace(stage, parallelism=Replicated(replicas)))
     return replace(pipeline, stages=tuple(stages))
 

@@ -45,8 +45,8 @@ def drawn_problem(number: int) -> Problem:
     if number % 2 == 0 and rng.random() < 0.4 and len(machines) > 1:
         cut = rng.randint(1, len(machines) - 1)
         data["groups"] = [
-            {"name": name, "members": [m["name"] for m in own], "uplink_gb_per_s": rng.choice((1, 5, 25))}
-            for name, own in (("one", machines[:cut]), ("two", machines[cut:]))
+            {"name": name, "members": [m["name"] for m in members], "uplink_gb_per_s": rng.choice((1, 5, 25))}
+            for name, members in (("one", machines[:cut]), ("two", machines[cut:]))
         ]
     layers, batch = rng.choice((4, 8, 16, 24)), rng.choice((16, 64, 256) if size == "small" else (64, 256, 1024))
     model = replace(TINY, num_layers=layers, hidden_size=2048, num_heads=16, num_kv_heads=16, ffn_size=5632)
@@ -55,12 +55,12 @@ def drawn_problem(number: int) -> Problem:
 
 def _regular(rng: random.Random, num_gpus: int, size: str) -> Iterator[dict[str, Any]]:
     """Equally many machines of each of some types, all of one size on one network."""
-    own = rng.choice((1, 2, 4) if size == "small" else (4, 8))
+    gpus_per_machine = rng.choice((1, 2, 4) if size == "small" else (4, 8))
     types = rng.sample(list(GPUS), rng.randint(1, 2 if size == "small" else 4))
     for k, gpu in enumerate(types):
-        count = max(1, num_gpus // (own * len(types)))
+        count = max(1, num_gpus // (gpus_per_machine * len(types)))
         links = {"intra_bandwidth_gb_per_s": 100, "nic_bandwidth_gb_per_s": 12.5}
-        yield {"name": f"m{k}", "gpu": gpu, "num_gpus": own, "count": count, **links}
+        yield {"name": f"m{k}", "gpu": gpu, "num_gpus": gpus_per_machine, "count": count, **links}
 
 
 def _irregular(rng: random.Random, num_gpus: int) -> Iterator[dict[str, Any]]:
@@ -69,13 +69,13 @@ def _irregular(rng: random.Random, num_gpus: int) -> Iterator[dict[str, Any]]:
     for k in range(6):
         if not left:
             return
-        own = rng.choice([n for n in (1, 2, 3, 4, 4, 6, 8, 8) if n <= left])
-        count = left // own if k == 5 else rng.randint(1, left // own)
-        left -= own * count
+        gpus_per_machine = rng.choice([n for n in (1, 2, 3, 4, 4, 6, 8, 8) if n <= left])
+        count = left // gpus_per_machine if k == 5 else rng.randint(1, left // gpus_per_machine)
+        left -= gpus_per_machine * count
         yield {
             "name": f"m{k}",
             "gpu": rng.choice(list(GPUS)),
-            "num_gpus": own,
+            "num_gpus": gpus_per_machine,
             "count": count,
             "intra_bandwidth_gb_per_s": rng.choice((12, 50, 300)),
             "nic_bandwidth_gb_per_s": rng.choice((1.25, 3, 12.5, 25)),

@@ -73,14 +73,14 @@ def _may_hold(problem: Problem, stage: Sequence[Sequence[int]]) -> bool:
 def holders(problem: Problem, groups: Sequence[DeviceGroup], size: int) -> list[TensorParallel | Replicated]:
     """All stages on these groups for micro-batches of `size`: replicas with any samples, or one group of replicas that
     share experts, of any TP degree."""
-    found: list[TensorParallel | Replicated] = []
+    stages: list[TensorParallel | Replicated] = []
     if all(_is_group(problem, group) for group in groups):
-        found += [Replicated(tuple(map(Replica, groups, samples))) for samples in sums(size, len(groups))]
+        stages += [Replicated(tuple(map(Replica, groups, samples))) for samples in sums(size, len(groups))]
     if len(groups) == 1 and problem.model.shares_experts:
         count = len(groups[0])
         degrees = [t for t in range(1, count) if count % t == 0 and size % (count // t) == 0]
-        found += [TensorParallel(groups[0], None, degree) for degree in degrees]
-    return found
+        stages += [TensorParallel(groups[0], None, degree) for degree in degrees]
+    return stages
 
 
 def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> Iterator[Pipeline]:
@@ -95,11 +95,11 @@ def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> I
     for size in problem.space.micro_batch_sizes(batch):
         deals = [holders(problem, stage, size) for stage in line]
         for ranges, *given in itertools.product(cuts, *deals):
-            each = [_recomputes(problem, sum(end - first for first, end in own)) for own in ranges]
+            each = [_recomputes(problem, sum(end - first for first, end in stage_ranges)) for stage_ranges in ranges]
             for chosen in itertools.product(*each):
                 stages = tuple(
-                    Stage(parallelism, own, recompute)
-                    for parallelism, own, recompute in zip(given, ranges, chosen, strict=True)
+                    Stage(parallelism, stage_ranges, recompute)
+                    for parallelism, stage_ranges, recompute in zip(given, ranges, chosen, strict=True)
                 )
                 for count in range(1, batch // size + 1):
                     yield Pipeline(stages, count, size)
@@ -108,17 +108,17 @@ def _pipelines(problem: Problem, line: tuple[tuple[DeviceGroup, ...], ...]) -> I
 def _recomputes(problem: Problem, num_layers: int) -> list[tuple[str, ...]]:
     """One policy, or two, the leaner one on the first layers."""
     policies = recompute_policies(problem.workload)
-    found: list[tuple[str, ...]] = [(policy,) for policy in policies]
+    recomputes: list[tuple[str, ...]] = [(policy,) for policy in policies]
     if problem.space.recompute_per_layer:
         for faster, smaller in itertools.combinations(policies, 2):
-            found += [(smaller,) * n + (faster,) * (num_layers - n) for n in range(1, num_layers)]
-    return found
+            recomputes += [(smaller,) * n + (faster,) * (num_layers - n) for n in range(1, num_layers)]
+    return recomputes
 
 
 def sums(total: int, parts: int) -> list[tuple[int, ...]]:
     """All ordered whole numbers from 1 that sum to `total`."""
     cuts = itertools.combinations(range(1, total), parts - 1)
-    return [tuple(end - first for first, end in itertools.pairwise((0, *own, total))) for own in cuts]
+    return [tuple(end - first for first, end in itertools.pairwise((0, *inner_cuts, total))) for inner_cuts in cuts]
 
 
 def _is_group(problem: Problem, group: Sequence[int]) -> bool:

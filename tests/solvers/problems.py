@@ -91,8 +91,8 @@ TINY_PROBLEMS = {
 
 def easy(space: Space = ANY, **machines: Any) -> Problem:
     """Eight devices in three machines of two kinds, memory for everything: any structure fits."""
-    own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), **machines)
-    return Problem(own, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), space)
+    gpu_cluster = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), **machines)
+    return Problem(gpu_cluster, replace(TINY, num_layers=6), Workload(global_batch=16, seq_len=512), space)
 
 
 def hopeless() -> Problem:
@@ -107,16 +107,16 @@ def hopeless_layer() -> Problem:
 
 def hopeless_constraint() -> Problem:
     """Fits, but not under the constraint that every device holds the whole model."""
-    own = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=0.8, slow_gib=0.8)
+    gpu_cluster = cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=0.8, slow_gib=0.8)
     workload = Workload(global_batch=16, seq_len=512, optimizer_sharding="1")
-    return Problem(own, replace(TINY, num_layers=6), workload, Space(num_pipelines=8))
+    return Problem(gpu_cluster, replace(TINY, num_layers=6), workload, Space(num_pipelines=8))
 
 
 @cache
 def eight_kinds() -> Problem:
     """Machines of one to four devices of two types: hundreds of sets of machines, also for pure data parallelism."""
-    own = cluster(*((f"{gpu}-{count}", gpu, count) for gpu in ("fast", "slow") for count in (1, 2, 3, 4)))
-    return Problem(own, TINY, Workload(global_batch=240, seq_len=512))
+    gpu_cluster = cluster(*((f"{gpu}-{count}", gpu, count) for gpu in ("fast", "slow") for count in (1, 2, 3, 4)))
+    return Problem(gpu_cluster, TINY, Workload(global_batch=240, seq_len=512))
 
 
 INFEASIBLE = {"model": hopeless, "layer": hopeless_layer, "constraint": hopeless_constraint}
@@ -133,5 +133,5 @@ def sixteen_gpus() -> Problem:
 @cache
 def thirty_two_gpus() -> Problem:
     """Llama-2 7B on HexiScale's setting 2."""
-    own = read_cluster(_CONF / "cluster" / "hexiscale_setting_2.yaml")
-    return Problem(own, read_model(_CONF / "model" / "llama2_7b.yaml"))
+    gpu_cluster = read_cluster(_CONF / "cluster" / "hexiscale_setting_2.yaml")
+    return Problem(gpu_cluster, read_model(_CONF / "model" / "llama2_7b.yaml"))

@@ -28,23 +28,25 @@ def lab(*machines: dict[str, Any], layers: int = 4, batch: int = 4, **more: Any)
     return Problem(cluster, replace(problems.TINY, num_layers=layers), Workload(batch, 512), space)
 
 
-def one(name: str, num_gpus: int = 1, gpu: str = "fast", **more: Any) -> dict[str, Any]:
+def machine(name: str, num_gpus: int = 1, gpu: str = "fast", **more: Any) -> dict[str, Any]:
     return {"name": name, "gpu": gpu, "num_gpus": num_gpus, **more}
 
 
 LABS = {
-    "alike": lab(one("a", 3)),
-    "bridged": lab(one("a", 3, intra_links=[{"between": [0, 2], "bandwidth_gb_per_s": 50}])),
-    "two_interfaces": lab(one("a", 4, network_interfaces=2)),
-    "two_kinds": lab(one("a", 2), one("b", 1, "slow")),
-    "equal_machines": lab(one("a"), one("b"), one("c"), one("d", gpu="slow")),
-    "equal_pairs": lab(one("n", 2, count=2)),
-    "slow_link": lab(one("a"), one("b"), one("c"), links=[{"between": ["a", "b"], "bandwidth_gb_per_s": 0.1}]),
-    "any_tp": lab(one("a", 3), space=Space(tp_degrees="all")),
-    "few_layers": lab(one("a", 2), one("b", 1), layers=1),
-    "few_sequences": lab(one("a", 3), batch=1),
-    "constrained": lab(one("a", 2), one("b", 2), space=Space(num_pipelines=2, num_stages=1, replicas=False)),
-    "excluded": lab(one("a", 3), space=Space(exclude=("a:1",))),
+    "alike": lab(machine("a", 3)),
+    "bridged": lab(machine("a", 3, intra_links=[{"between": [0, 2], "bandwidth_gb_per_s": 50}])),
+    "two_interfaces": lab(machine("a", 4, network_interfaces=2)),
+    "two_kinds": lab(machine("a", 2), machine("b", 1, "slow")),
+    "equal_machines": lab(machine("a"), machine("b"), machine("c"), machine("d", gpu="slow")),
+    "equal_pairs": lab(machine("n", 2, count=2)),
+    "slow_link": lab(
+        machine("a"), machine("b"), machine("c"), links=[{"between": ["a", "b"], "bandwidth_gb_per_s": 0.1}]
+    ),
+    "any_tp": lab(machine("a", 3), space=Space(tp_degrees="all")),
+    "few_layers": lab(machine("a", 2), machine("b", 1), layers=1),
+    "few_sequences": lab(machine("a", 3), batch=1),
+    "constrained": lab(machine("a", 2), machine("b", 2), space=Space(num_pipelines=2, num_stages=1, replicas=False)),
+    "excluded": lab(machine("a", 3), space=Space(exclude=("a:1",))),
 }
 SEATS = {
     "alike": ((0, 1, 2),),
@@ -74,7 +76,7 @@ def test_equal_machines(name: str) -> None:
 
 def test_machines_behind_other_uplinks_differ() -> None:
     racks = [{"name": "r", "members": ["a", "b"], "uplink_gb_per_s": 1}, {"name": "s", "members": ["c"]}]
-    assert DeviceClasses.of(lab(one("a"), one("b"), one("c"), groups=racks)).runs == ((0, 1), (2,))
+    assert DeviceClasses.of(lab(machine("a"), machine("b"), machine("c"), groups=racks)).runs == ((0, 1), (2,))
 
 
 @pytest.mark.parametrize("name", LABS)
@@ -82,11 +84,11 @@ def test_all_namings_are_all_lines_of_all_devices(name: str) -> None:
     """Against the naive oracle's own way to put devices into pipelines."""
     problem = LABS[name]
     device_classes = DeviceClasses.of(problem)
-    found = set()
+    namings = set()
     for assignment in device_classes.assignments():
         for named in every_name(device_classes, assignment):
-            found.add(tuple(sorted(named)))
-    assert found == set(naive(problem))
+            namings.add(tuple(sorted(named)))
+    assert namings == set(naive(problem))
 
 
 def every_name(device_classes: DeviceClasses, assignment: DeviceAssignment) -> list[Any]:
@@ -101,7 +103,7 @@ def every_name(device_classes: DeviceClasses, assignment: DeviceAssignment) -> l
 def naive(problem: Problem) -> list[Any]:
     space, batch = problem.space, problem.workload.global_batch
     most_replicas = space.micro_batch_sizes(batch)[-1] if space.replicas else 1
-    found = []
+    assignments = []
     for count in range(1, len(problem.usable_devices) + 1):
         for used in itertools.combinations(problem.usable_devices, count):
             for blocks in oracle._partitions(used):
@@ -114,8 +116,8 @@ def naive(problem: Problem) -> list[Any]:
                     for block in blocks
                 ]
                 if len(blocks) <= batch and space.num_pipelines in (None, len(blocks)):
-                    found += [tuple(sorted(chosen)) for chosen in itertools.product(*lines)]
-    return found
+                    assignments += [tuple(sorted(chosen)) for chosen in itertools.product(*lines)]
+    return assignments
 
 
 @pytest.mark.parametrize("name", LABS)

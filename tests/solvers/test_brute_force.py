@@ -29,8 +29,8 @@ MOST_SETS = 10_000  # of pipelines that it puts together
 
 
 def machine(name: str, gpu: str, num_gpus: int, **more: Any) -> dict[str, Any]:
-    own = {"intra_bandwidth_gb_per_s": 25, "intra_latency_us": 5} if num_gpus > 1 else {}
-    return {"name": name, "gpu": gpu, "num_gpus": num_gpus, **own, **more}
+    links = {"intra_bandwidth_gb_per_s": 25, "intra_latency_us": 5} if num_gpus > 1 else {}
+    return {"name": name, "gpu": gpu, "num_gpus": num_gpus, **links, **more}
 
 
 def task(
@@ -57,12 +57,12 @@ def tiny_problems(draw: st.DrawFn) -> Problem:
     sizes = draw(st.sampled_from([(1, 1), (2,), (2, 1), (1, 1, 1), (3,), (1, 2), (2, 2), (3, 1), (4,), (1, 1, 2)]))
     machines = []
     for k, size in enumerate(sizes):
-        own: dict[str, Any] = {"network_interfaces": draw(st.sampled_from([1, size]))}
+        entry: dict[str, Any] = {"network_interfaces": draw(st.sampled_from([1, size]))}
         if size > 1:
-            own["intra_bandwidth_gb_per_s"] = draw(st.sampled_from((2, 25, 300)))
+            entry["intra_bandwidth_gb_per_s"] = draw(st.sampled_from((2, 25, 300)))
             if draw(st.integers(0, 3)) == 0:
-                own["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": 50}]
-        machines.append(machine("abcd"[k], draw(st.sampled_from(("fast", "slow"))), size, **own))
+                entry["intra_links"] = [{"between": [0, 1], "bandwidth_gb_per_s": 50}]
+        machines.append(machine("abcd"[k], draw(st.sampled_from(("fast", "slow"))), size, **entry))
     bandwidth = {"bandwidth_gb_per_s": draw(st.sampled_from((0.05, 1.0, 10.0, 100.0))), "latency_us": 20}
     more: dict[str, Any] = {"inter_machine": bandwidth}
     if len(sizes) > 1 and draw(st.integers(0, 3)) == 0:
@@ -149,13 +149,15 @@ def test_recompute_layer_by_layer(schedule: str) -> None:
     machines = problems.cluster(("a", "fast", 1), ("b", "slow", 1), fast_gib=1.9, slow_gib=1.9)
     workload = replace(problem.workload, schedule=schedule)
     problem = replace(problem, cluster=machines, workload=workload, space=Space(max_micro_batch_size=1))
-    found = []
+    best_s = []
     for per_layer in (True, False):
-        one = replace(problem, space=replace(problem.space, recompute_per_layer=per_layer))
-        model = PlanPricer(one)
-        found.append(best_plan(one)[1])
-        assert found[-1] == pytest.approx(min(model.price(plan).objective for plan in oracle.every_plan(one)), rel=1e-9)
-    assert found[0] < 0.95 * found[1]
+        variant = replace(problem, space=replace(problem.space, recompute_per_layer=per_layer))
+        model = PlanPricer(variant)
+        best_s.append(best_plan(variant)[1])
+        assert best_s[-1] == pytest.approx(
+            min(model.price(plan).objective for plan in oracle.every_plan(variant)), rel=1e-9
+        )
+    assert best_s[0] < 0.95 * best_s[1]
 
 
 def test_a_tied_matrix_is_sharded_between_the_ends_of_one_pipeline() -> None:
@@ -197,15 +199,15 @@ def test_every_plan_counts_what_there_is() -> None:
     """
     workload = Workload(2, 512, recompute="none", schedule="1f1b", optimizer_sharding="0")
     problem = task([machine("a", "fast", 2)], workload, Space(max_micro_batch_size=2), layers=1)
-    found = list(oracle.every_plan(problem))
-    assert len(found) == len(set(found)) == 2 * 2 + 2 * 2 + 2 * 1 + 1
+    plans = list(oracle.every_plan(problem))
+    assert len(plans) == len(set(plans)) == 2 * 2 + 2 * 2 + 2 * 1 + 1
     two = list(oracle.every_plan(replace(problem, model=replace(problem.model, num_layers=2))))
-    assert len(two) == len(set(two)) == len(found) + 2 * 2
+    assert len(two) == len(set(two)) == len(plans) + 2 * 2
     free = replace(problem, workload=Workload(2, 512, recompute="none", optimizer_sharding="0"))
     # Three schedules; four layers on two interleaved stages of two ranges each need both sequences apart.
     several = list(oracle.every_plan(replace(free, model=replace(free.model, num_layers=4))))
     assert sum(plan.pipelines[0].num_chunks > 1 for plan in several) == 2
-    assert len(several) == 3 * (len(found) + 3 * 2 * 2) + 2
+    assert len(several) == 3 * (len(plans) + 3 * 2 * 2) + 2
 
 
 def test_too_much_is_said_before_it_is_priced() -> None:
@@ -225,9 +227,9 @@ def test_nothing_that_a_plan_adds_makes_it_faster(drawn: tuple[Problem, Plan]) -
     model = PlanPricer(problem)
     alone = [model.pipelines(Plan((pipeline,), plan.schedule))[0] for pipeline in plan.pipelines]
     together = model.pipelines(plan)
-    for one, inside in zip(alone, together, strict=True):
-        pairs = zip(one.executor_end_s, inside.executor_end_s, strict=True)
+    for apart, inside in zip(alone, together, strict=True):
+        pairs = zip(apart.executor_end_s, inside.executor_end_s, strict=True)
         assert all(alone_s <= inside_s * (1 + 1e-9) for alone_s, inside_s in pairs)
     if plan.sharding.stage < 2:
-        costs = [earliest([inside, one]) for one, inside in zip(alone, together, strict=True)]
+        costs = [earliest([inside, cost_alone]) for cost_alone, inside in zip(alone, together, strict=True)]
         assert model.price(plan, costs).step_time_s <= model.price(plan).step_time_s * (1 + 1e-9)

@@ -37,17 +37,17 @@ class Foreign:
     """Ours behind another name, with all that ours says of itself."""
 
     def __init__(self, problem: hx.Problem) -> None:
-        self._own = PlanPricer(problem)
+        self._ours = PlanPricer(problem)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._ours, name)
 
     def step_s(self, plan: Plan, cost: Cost) -> float:
         """Seconds of a step of `plan`, whose price by our model is `cost`."""
         return cost.step_time_s
 
     def price(self, plan: Plan, pipelines: Sequence[PipelineCost] | None = None) -> Cost:
-        cost = self._own.price(plan, pipelines)
+        cost = self._ours.price(plan, pipelines)
         return replace(cost, step_time_s=self.step_s(plan, cost))
 
 
@@ -78,7 +78,7 @@ class BringsABound(Faster):
 
     @property
     def features(self) -> PricerFeatures:
-        return replace(self._own.features, bound_s=lower_bound_s(self._own) / 3)
+        return replace(self._ours.features, bound_s=lower_bound_s(self._ours) / 3)
 
 
 FOREIGN = {made.__name__: made for made in (Faster, HiddenSync, Reordered)}
@@ -118,15 +118,15 @@ def false_certificates(problem: hx.Problem, made: Callable[[hx.Problem], Pricer]
     if ours.plan is not None:
         seen.append(made(problem).price(ours.plan).step_time_s)
     best_s = min(seen)
-    said = []
-    for one in answers:
-        if one.status is Status.OPTIMAL and one.objective > best_s * (1 + 2 * OPTIMALITY_TOLERANCE):
-            said.append(f"{one.solver}: optimal at {one.objective:.6g} s, and a plan takes {best_s:.6g} s")
-        if one.bound_s > best_s * (1 + OPTIMALITY_TOLERANCE):
-            said.append(f"{one.solver}: a bound of {one.bound_s:.6g} s, and a plan takes {best_s:.6g} s")
-        if one.status is Status.INFEASIBLE:
-            said.append(f"{one.solver}: infeasible, and a plan takes {best_s:.6g} s")
-    return said
+    faults = []
+    for result in answers:
+        if result.status is Status.OPTIMAL and result.objective > best_s * (1 + 2 * OPTIMALITY_TOLERANCE):
+            faults.append(f"{result.solver}: optimal at {result.objective:.6g} s, and a plan takes {best_s:.6g} s")
+        if result.bound_s > best_s * (1 + OPTIMALITY_TOLERANCE):
+            faults.append(f"{result.solver}: a bound of {result.bound_s:.6g} s, and a plan takes {best_s:.6g} s")
+        if result.status is Status.INFEASIBLE:
+            faults.append(f"{result.solver}: infeasible, and a plan takes {best_s:.6g} s")
+    return faults
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
@@ -150,12 +150,12 @@ def test_the_oracle_finds_false_certificates_where_what_a_pricer_says_is_believe
 ) -> None:
     """As it was: a wrapper of ours that forwards all was taken for ours."""
 
-    def believed(pricer: Any, problem: hx.Problem) -> PlanPricer | None:
-        found: PlanPricer = getattr(pricer, "_own", pricer)
-        return found
+    def believe(pricer: Any, problem: hx.Problem) -> PlanPricer | None:
+        model: PlanPricer = getattr(pricer, "_ours", pricer)
+        return model
 
     for module in (bounds, search, solver):
-        monkeypatch.setattr(module, "our_model", believed)
+        monkeypatch.setattr(module, "our_model", believe)
     cluster = hx.Cluster.of({"rtx_4090": 2, "rtx_3090": 2}, inter_gb_per_s=2.0, gpus_per_machine=1)
     workload = hx.Workload(global_batch=8, seq_len=256, precision="fp16", schedule="1f1b", optimizer_sharding="0")
     problem = hx.Problem(cluster, hx.model("gpt2_345m"), workload, hx.Space(replicas=False, max_micro_batch_size=4))
@@ -165,8 +165,8 @@ def test_the_oracle_finds_false_certificates_where_what_a_pricer_says_is_believe
             return cost.step_time_s - cost.gradient_sync_s
 
     budgets = ("exact", 150), ("exact", 300), ("exact", 600), ("local_search", 3000)
-    said = false_certificates(problem, Hidden, budgets)
-    assert any(line.startswith("exact: optimal at") for line in said), said
+    certificates = false_certificates(problem, Hidden, budgets)
+    assert any(line.startswith("exact: optimal at") for line in certificates), certificates
     with pytest.raises(InvalidPlanError, match="it states a lower bound of"):  # and the solver was blamed
         hx.solve(problem, "local_search", LONG_S, max_steps=20, pricer=Reordered, progress=False)
 
@@ -185,7 +185,7 @@ def test_every_solver_takes_or_refuses_a_stranger() -> None:
             assert result.status in (Status.FEASIBLE, Status.NOT_FOUND), name
 
 
-def patched(problem: hx.Problem) -> PlanPricer:
+def patch_price(problem: hx.Problem) -> PlanPricer:
     pricer = PlanPricer(problem)
     pricer.price = Faster(problem).price  # type: ignore[method-assign]
     return pricer
@@ -199,7 +199,7 @@ class Subclass(PlanPricer):
         return replace(cost, step_time_s=cost.step_time_s / 3)
 
 
-def copied(problem: hx.Problem) -> PlanPricer:
+def copy_ours(problem: hx.Problem) -> PlanPricer:
     """A copy of ours, over stages of a faster framework."""
     other = copy(PlanPricer(problem))
     other.stages = PlanPricer(problem, replace(default_framework(), gradient_sums="beside")).stages
@@ -213,7 +213,7 @@ def of_other_stages(problem: hx.Problem) -> PlanPricer:
     return other
 
 
-def executed_by(**changes: Any) -> Callable[[hx.Problem], PlanPricer]:
+def with_framework(**changes: Any) -> Callable[[hx.Problem], PlanPricer]:
     """Ours over a framework that differs so from our own runtime."""
     return lambda problem: PlanPricer(problem, replace(default_framework(), **changes))
 
@@ -228,13 +228,13 @@ def steps_of_another(problem: hx.Problem) -> PlanPricer:
 STRANGERS: dict[str, Callable[[hx.Problem], Any]] = {
     "a wrapper": Foreign,
     "a subclass": Subclass,
-    "an object with another price": patched,
+    "an object with another price": patch_price,
     "another network": lambda problem: PlanPricer(problem, network=Alone()),
-    "another framework": executed_by(gradient_sums="beside"),
-    "a framework that gathers early": executed_by(weight_gathers="beside"),
-    "a framework that could be bounded": executed_by(gradient_sums="after"),
-    "a framework without sequence parallelism": executed_by(sequence_parallel=False),
-    "a copy over other stages": copied,
+    "another framework": with_framework(gradient_sums="beside"),
+    "a framework that gathers early": with_framework(weight_gathers="beside"),
+    "a framework that could be bounded": with_framework(gradient_sums="after"),
+    "a framework without sequence parallelism": with_framework(sequence_parallel=False),
+    "a copy over other stages": copy_ours,
     "a copy over stages of another problem": of_other_stages,
     "a copy with steps of another framework": steps_of_another,
     "another problem": lambda problem: PlanPricer(problem.replace(space=hx.Space(max_tp=1))),
@@ -254,15 +254,15 @@ def test_ours_is_known(sequence_parallel: bool) -> None:
     problem = problem.replace(workload=replace(problem.workload, sequence_parallel=sequence_parallel))
     ours = PlanPricer(problem)
     again = hx.Problem(problem.cluster, problem.model, problem.workload, problem.space)
-    for one in (ours, copy(ours)):
-        one.price(hx.solve(problem, "random", LONG_S, max_steps=3, progress=False).found())
-        assert our_model(one, problem) is our_model(one, again) is one
+    for pricer in (ours, copy(ours)):
+        pricer.price(hx.solve(problem, "random", LONG_S, max_steps=3, progress=False).found())
+        assert our_model(pricer, problem) is our_model(pricer, again) is pricer
     assert bound_under_s(ours, problem) == lower_bound_s(ours) > 0
     assert bound_under_s(Foreign(problem), problem) == 0.0
-    said = hx.solve(problem, "exact", LONG_S, max_steps=400, pricer=PlanPricer, progress=False)
+    result = hx.solve(problem, "exact", LONG_S, max_steps=400, pricer=PlanPricer, progress=False)
     plain = hx.solve(problem, "exact", LONG_S, max_steps=400, progress=False)
-    assert (said.plan, said.bound_s, said.status) == (plain.plan, plain.bound_s, plain.status)
-    assert "pricer" not in said.found().solver
+    assert (result.plan, result.bound_s, result.status) == (plain.plan, plain.bound_s, plain.status)
+    assert "pricer" not in result.found().solver
 
 
 class Fickle(Foreign):
@@ -290,15 +290,15 @@ class Boastful(Foreign):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (Fickle, "pricer: Fickle: it prices one plan at"),
         (Nothing, "pricer: Nothing: it prices a plan at 0 s a step"),
         (Boastful, r"pricer: Boastful: it states a lower bound of 1e\+09 s, and prices a plan at"),
     ],
 )
-def test_a_pricer_at_fault_is_named_not_the_solver(made: type[Foreign], said: str) -> None:
-    with pytest.raises(InvalidPlanError, match=f"^{said}"):
+def test_a_pricer_at_fault_is_named_not_the_solver(made: type[Foreign], message: str) -> None:
+    with pytest.raises(InvalidPlanError, match=f"^{message}"):
         hx.solve(small_problem(0), "random", LONG_S, max_steps=5, pricer=made, progress=False)
 
 
@@ -306,7 +306,7 @@ class FalseStages(Foreign):
     """Other stages than those that it says it has."""
 
     def stage_s(self, *how: Any) -> tuple[float, float]:
-        forward_s, backward_s = self._own.stage_s(*how)
+        forward_s, backward_s = self._ours.stage_s(*how)
         return 2 * forward_s, backward_s
 
 
@@ -314,7 +314,7 @@ class FalseMemory(Foreign):
     """Another memory than that which it says it has."""
 
     def max_layers(self, *how: Any) -> int:
-        return self._own.max_layers(*how) - 1
+        return self._ours.max_layers(*how) - 1
 
 
 class NoReplicas(Foreign):
@@ -327,7 +327,7 @@ class NoReplicas(Foreign):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (FalseStages, "its features state what holds: features.stages says that its stages are ours"),
         (FalseMemory, "features.stages says that its memory is ours"),
@@ -336,7 +336,7 @@ class NoReplicas(Foreign):
         (type("Mute", (Foreign,), {"features": None}), "features are None"),
     ],
 )
-def test_check_pricer_refuses_what_a_pricer_claims_wrongly(made: type[Foreign], said: str) -> None:
+def test_check_pricer_refuses_what_a_pricer_claims_wrongly(made: type[Foreign], message: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_pricer(made)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -36,7 +36,7 @@ def task(gib: float, headroom: float) -> Problem:
     return Problem(small, replace(TINY, num_layers=5), workload, space)
 
 
-def solved(problem: Problem, solver: str) -> Result:
+def solve(problem: Problem, solver: str) -> Result:
     return make_solver(solver).solve(problem, Budget(3600.0, STEPS))
 
 
@@ -86,7 +86,7 @@ def test_a_plan_that_fits_is_refused_under_a_headroom_that_it_does_not_leave() -
 )
 def test_solvers_leave_it_free(solver: str) -> None:
     problem = task(2.7, HEADROOM)
-    plan = solved(problem, solver).plan
+    plan = solve(problem, solver).plan
     assert plan is not None
     for pipeline in PlanPricer(task(2.7, 0.0)).price(plan).pipelines:
         assert all(stage.memory.total <= (1 - HEADROOM) * stage.limit_bytes for stage in pipeline.stages)
@@ -101,7 +101,9 @@ def test_the_limit_is_of_the_problem_and_not_of_the_cluster() -> None:
     assert again.cluster.gpu_of(0).usable_memory_bytes == gpu.usable_memory_bytes * 0.7
     slow = plain.cluster.with_speeds({"a": 0.5, "b:1": 0.7})
     slowed = held.replace(cluster=slow)
-    assert {one.usable_memory_bytes / one.process_memory_bytes for one in slowed.cluster.types} == {1 - HEADROOM}
+    assert {gpu_type.usable_memory_bytes / gpu_type.process_memory_bytes for gpu_type in slowed.cluster.types} == {
+        1 - HEADROOM
+    }
     assert slowed.cluster.with_speeds({"a": 1.0, "b": 1.0}).types == held.cluster.types
     assert slowed.cluster.with_memory_headroom(0.0) == slow
 
@@ -110,15 +112,15 @@ def test_files_state_it_only_where_it_is() -> None:
     plain, held = task(1.5, 0.0), task(1.5, HEADROOM)
     data: dict[str, Any] = problem_to_dict(plain)
     assert "memory_headroom" not in data["space"]
-    kept = problem_to_dict(held)
-    assert kept == data | {"space": data["space"] | {"memory_headroom": HEADROOM}}
-    assert problem_from_section(Section(kept, "plan.json")) == held
+    stated = problem_to_dict(held)
+    assert stated == data | {"space": data["space"] | {"memory_headroom": HEADROOM}}
+    assert problem_from_section(Section(stated, "plan.json")) == held
     assert problem_sha256(held) != problem_sha256(plain)
 
 
 def test_what_does_not_fit_is_told_to_lower_it() -> None:
     problem = task(1.5, 0.5)
-    result = solved(problem, "portfolio")
+    result = solve(problem, "portfolio")
     assert result.plan is None
     assert result.reason is not None
     assert "it fits with constraints.memory_headroom=0" in result.reason
@@ -126,6 +128,6 @@ def test_what_does_not_fit_is_told_to_lower_it() -> None:
 
 def test_fit_obeys_it() -> None:
     fits = [hx.fit(task(2.0, share), "random", max_steps=10, time_limit_s=600, precision=0.3) for share in (0.0, 0.3)]
-    free, held = ({one.quantity: one.most or 0 for one in fit.fittings[0].limits} for fit in fits)
+    free, held = ({limit.quantity: limit.most or 0 for limit in fit.fittings[0].limits} for fit in fits)
     assert held["seq_len"] < free["seq_len"]
     assert held["num_layers"] < free["num_layers"]

@@ -98,16 +98,16 @@ def test_never_behind_megatron(make: Any, number: int) -> None:
 @pytest.mark.parametrize("gib", slow_but((0.9,), (16.0, 0.9)))
 def test_the_search_is_near_the_best_of_all_splits_of_two_kinds(gib: float) -> None:
     """Six layers, one dense and five with experts, on four GPUs of two types, memory plenty and scarce."""
-    own = problems.cluster(("a", "fast", 2), ("b", "slow", 2), network_gb_per_s=2.0, fast_gib=gib, slow_gib=gib)
+    cluster = problems.cluster(("a", "fast", 2), ("b", "slow", 2), network_gb_per_s=2.0, fast_gib=gib, slow_gib=gib)
     workload = Workload(4, 2048, schedule="1f1b", optimizer_sharding="1")
-    problem = Problem(own, MIXED, workload, Space(max_micro_batch_size=2, replicas=False))
+    problem = Problem(cluster, MIXED, workload, Space(max_micro_batch_size=2, replicas=False))
     plan, best_s = best_plan(problem)
     result = make_solver("portfolio").solve(problem, Budget(60.0, 400))
     assert plan is not None
     assert result.bound_s <= best_s <= result.objective <= 1.01 * best_s
 
 
-def listed_otherwise(problem: Problem, rng: random.Random) -> Problem:
+def shuffle_machines(problem: Problem, rng: random.Random) -> Problem:
     """The same machines in another order, under other names."""
     machines = list(problem.cluster.machines)
     rng.shuffle(machines)
@@ -119,7 +119,7 @@ def test_the_order_of_machines_does_not_matter() -> None:
     proved = 0
     for number in range(24):
         problem = drawn_with_experts(number, num_layers=3, several=number % 2 > 0)
-        other = listed_otherwise(problem, random.Random(number))
+        other = shuffle_machines(problem, random.Random(number))
         bounds = [compute_bound_s(PlanPricer(each)) for each in (problem, other)]
         assert bounds[0] == pytest.approx(bounds[1], rel=0.2 if number % 2 else 1e-9)  # kinds weigh by one machine
         proofs = [memory_infeasibility(each, PlanPricer(each).stages) is None for each in (problem, other)]

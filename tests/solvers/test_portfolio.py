@@ -92,8 +92,10 @@ def test_a_listener_ends_even_that() -> None:
 
 def test_the_longest_time_limit_is_no_error() -> None:
     """30 days are more milliseconds than an operating system waits at once."""
-    found = Portfolio().solve(problem(), Budget(MAX_TIME_LIMIT_S), on_progress=lambda told: told.best_s == float("inf"))
-    assert found.plan is not None
+    result = Portfolio().solve(
+        problem(), Budget(MAX_TIME_LIMIT_S), on_progress=lambda told: told.best_s == float("inf")
+    )
+    assert result.plan is not None
 
 
 @pytest.mark.slow

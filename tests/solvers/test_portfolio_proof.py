@@ -28,11 +28,11 @@ def test_a_small_problem_is_proved_by_default(problem: Problem) -> None:
 
 
 def test_the_same_steps_prove_the_same_on_any_cores(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    results = []
     for cores in (1, 2, 4):
         monkeypatch.setattr("solvers.core.workers.usable_cores", lambda cores=cores: cores)
-        found.append(Portfolio().solve(problem, STEPS, seed=2))
-    assert len({(result.plan, result.bound_s, result.steps) for result in found}) == 1
+        results.append(Portfolio().solve(problem, STEPS, seed=2))
+    assert len({(result.plan, result.bound_s, result.steps) for result in results}) == 1
 
 
 def test_the_proof_never_makes_the_plan_worse(problem: Problem) -> None:

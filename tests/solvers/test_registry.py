@@ -29,8 +29,8 @@ def test_every_solver_is_called_as_declared(name: str) -> None:
 
 def test_the_queries_divide_our_solvers() -> None:
     queries = (registry.for_any_problem, registry.baseline, registry.of_sequences, registry.small_oracle)
-    found = [name for query in queries for name in registry.names(query)]
-    assert sorted(found) == sorted(registry.BUILT_IN)
+    names = [name for query in queries for name in registry.names(query)]
+    assert sorted(names) == sorted(registry.BUILT_IN)
     assert registry.names(registry.small_oracle) == ("sequence_exact",)
 
 
@@ -50,17 +50,19 @@ def test_a_package_cannot_take_the_name_of_ours(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import nowhere", "cannot be imported (No module named 'nowhere')"),
         ("", "cannot be imported (module 'broken' has no attribute 'Mine')"),
         ("class Mine: ...", "has no name and no capabilities and no solve"),
     ],
 )
-def test_a_broken_package_is_bad_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, said: str) -> None:
+def test_a_broken_package_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, message: str
+) -> None:
     install(monkeypatch, tmp_path / "site", "broken", code, a_rival="Mine")
     with pytest.raises(InputError) as caught:
         registry.make_solver("a_rival")
     assert str(caught.value).startswith("solver: a_rival: broken:Mine ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert registry.make_solver("random").name == "random"

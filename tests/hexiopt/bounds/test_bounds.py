@@ -156,8 +156,8 @@ def test_no_plan_with_split_backwards_beats_the_raised_bound(
         problem = replace(problem, cluster=replace(problem.cluster, profile=profile_of(problem)))
     model = PlanPricer(problem)
     bound_s = counted_bound_s(model, readings)
-    for one in (plan,) if named else (plan, whole):
-        cost = model.price(one)
+    for candidate in (plan,) if named else (plan, whole):
+        cost = model.price(candidate)
         if cost.fits:
             assert bound_s <= cost.step_time_s
 
@@ -221,9 +221,9 @@ def test_memory_raises_the_bound() -> None:
 def test_a_clock_alone_decides_how_far_the_bound_is_raised() -> None:
     """Of a clock that counts its readings, equal limits give equal bounds, and longer ones none that are lower."""
     model = PlanPricer(two_kinds(global_batch=16, recompute="none", schedule="1f1b"))
-    found = [counted_bound_s(model, readings) for readings in (0, 40, 40, 4000)]
-    assert found[0] <= found[1] == found[2] <= found[3]
-    assert found[0] < found[3]
+    bounds_s = [counted_bound_s(model, readings) for readings in (0, 40, 40, 4000)]
+    assert bounds_s[0] <= bounds_s[1] == bounds_s[2] <= bounds_s[3]
+    assert bounds_s[0] < bounds_s[3]
 
 
 def test_tables_of_the_bound_end_with_its_time() -> None:

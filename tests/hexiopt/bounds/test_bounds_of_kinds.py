@@ -102,10 +102,10 @@ def test_the_least_windows_are_those_of_all_ranges() -> None:
         least = [min(sum(layers[at : at + n]) for at in range(len(layers) - n + 1)) for n in range(len(layers) + 1)]
         assert windows.least(values) == pytest.approx(least)
         low, high = sorted(rng.choices(range(2, 5), k=2))
-        for n, found in enumerate(windows.least(values, low, high)):
+        for n, least_s in enumerate(windows.least(values, low, high)):
             splits = [sum(least[m] for m in range_lengths(n, c)) for c in range(low, min(high, len(layers)) + 1)]
             if splits:
-                assert found == pytest.approx(min(splits))
+                assert least_s == pytest.approx(min(splits))
 
 
 def test_bounds_know_kinds_of_layers() -> None:

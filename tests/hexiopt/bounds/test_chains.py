@@ -61,14 +61,14 @@ def test_no_stage_type_stands_for_those_of_another_sharding() -> None:
             "test",
         )
     )
-    kept = {}
+    early_types = {}
     for sharding in ("auto", "1"):
         problem = Problem(cluster, replace(TINY, num_layers=LAYERS), Workload(64, 2048, optimizer_sharding=sharding))
         types = StageTypes(PlanPricer(problem))
         early = types.numbers(False)
-        kept[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, BoundTerms(0, 1, 1)).tolist()]
-    assert kept["auto"] == kept["1"]
-    assert kept["1"][0]
+        early_types[sharding] = [types.devices[early].tolist(), types.seconds(False, 0, BoundTerms(0, 1, 1)).tolist()]
+    assert early_types["auto"] == early_types["1"]
+    assert early_types["1"][0]
 
 
 def family(types: StageTypes, m: int, *, split: bool) -> ScheduleFamily:
@@ -81,15 +81,15 @@ def stage_price(types: StageTypes, prices: Multipliers, rows: Ints, n: int, m: f
     """Of stages of n layers, of the types `rows` [chains], by the rows of the program: devices, slots, longest; the
     modes that leave time; few holders."""
     kind, batch = types.kind[rows], types.global_batch
-    machines, found = types.devices[rows] / types.machine_devices[kind], []
+    machines, type_prices = types.devices[rows] / types.machine_devices[kind], []
     for j, most in enumerate(prices.most_shared):
         base = types.devices[rows] * prices.device[kind, j] + n * m / batch * prices.slot[kind, j]
-        found.append(base + machines * n * prices.longest[kind, j])
+        type_prices.append(base + machines * n * prices.longest[kind, j])
         less = base + machines * max(0.0, n - most) * prices.longest[kind, j]
-        found.append(np.where(types.lockstep[rows] | (prices.tail_s[kind, j] <= slack_s), less, np.inf))
+        type_prices.append(np.where(types.lockstep[rows] | (prices.tail_s[kind, j] <= slack_s), less, np.inf))
     inner_s = types.inner_s[rows]
     alone = np.where(inner_s > 0.0, n - slack_s / np.where(inner_s > 0.0, inner_s, 1.0), 0.0)
-    price: Floats = np.min(found, axis=0) + prices.holder / types.share[rows] * np.maximum(0.0, alone)
+    price: Floats = np.min(type_prices, axis=0) + prices.holder / types.share[rows] * np.maximum(0.0, alone)
     return price
 
 
@@ -165,7 +165,7 @@ def test_no_chain_of_a_box_is_cheaper(
     wanted, chains = np.array([np.inf]), Chains(types, family(types, m, split=split))
     weights = np.array([[0.0], [0.5], [2.0]]) / high_s
     coarse, _ = chains.least_price(prices, step_s, box, wanted, weights)
-    fine, found = chains.least_price(prices, step_s, box, wanted, None)
+    fine, cheapest = chains.least_price(prices, step_s, box, wanted, None)
     least = every_price(types, prices, step_s, m, low_s, high_s, split=split)
     better, _ = chains.least_price(prices, step_s, box, wanted, weights, 4)  # no weight proves more than wanted: inf
     assert coarse[0] <= least * (1 + 1e-9)
@@ -173,8 +173,8 @@ def test_no_chain_of_a_box_is_cheaper(
     assert better[0] <= least * (1 + 1e-9)
     assert fine[0] <= least * (1 + 1e-9)
     if np.isfinite(least):
-        assert found
-        assert sum(found[0][0].layers) == LAYERS
+        assert cheapest
+        assert sum(cheapest[0][0].layers) == LAYERS
 
 
 @settings(max_examples=30)
@@ -274,8 +274,8 @@ def test_a_program_is_worth_what_its_columns_process(rate: float, aligned: int |
     for _ in range(4):
         wanted = boxes.high_m
         weights = np.array([[0.0], [1.0]]) * wanted / boxes.high_s
-        _, found = chains.least_price(prices, step_s, boxes, wanted, weights)
-        columns.add([(chain, float(boxes.low_m[k])) for chain, k in found], prices, step_s, 1.0)
+        _, cheapest = chains.least_price(prices, step_s, boxes, wanted, weights)
+        columns.add([(chain, float(boxes.low_m[k])) for chain, k in cheapest], prices, step_s, 1.0)
         most, prices = columns.most(step_s)
     assert len(columns) > 2
     assert most > 0.0

@@ -25,7 +25,7 @@ from tests.strategies import problems_with_plans, roomy_problems_with_plans
 SLOWER = (1.0, 0.1, 1e-2, 1e-3, 1e-4)
 
 
-def slowed(problem: Problem, factor: float) -> Problem:
+def slow_interfaces(problem: Problem, factor: float) -> Problem:
     """`problem` with interfaces at a share of their speed."""
     machines = tuple(
         machine.replace(nic_bandwidth_bytes_per_s=machine.nic_bandwidth_bytes_per_s * factor)
@@ -48,7 +48,7 @@ def test_no_plan_beats_the_bound(factor: float, pair: tuple[Problem, Plan], spli
     stated sharding groups, which are not in the space."""
     problem, plan = pair
     assume(isinstance(plan.sharding.groups, str) and plan.sharding.stage in sharding_stages(problem.workload))
-    problem = slowed(problem, factor)
+    problem = slow_interfaces(problem, factor)
     if split and plan.sharding.stage < 2:
         plan = split_plan(plan)
         problem = replace(
@@ -70,7 +70,7 @@ def test_no_plan_of_a_tiny_problem_beats_the_bound(sharding: str) -> None:
     plans, above, last_s = list(every_plan(usual)), 0, 0.0
     assert len(plans) > 100
     for factor in (1.0, 0.3, 0.1, 0.03):
-        model = PlanPricer(slowed(usual, factor))
+        model = PlanPricer(slow_interfaces(usual, factor))
         best: dict[int | None, tuple[float, float]] = {}
         for plan in plans:
             late = plan.pipelines[0].num_micro_batches if plan.sharding.stage >= 2 else None
@@ -86,7 +86,7 @@ def test_no_plan_of_a_tiny_problem_beats_the_bound(sharding: str) -> None:
 def test_a_fast_network_proves_nothing_and_a_slow_one_raises_the_bound() -> None:
     """The raised bound of all plans is no less than the one of interfaces."""
     problem = replace(problems.slow_network(), workload=Workload(64, 2048, recompute="none", schedule="1f1b"))
-    fast, slow = (PlanPricer(slowed(problem, factor)) for factor in (1000.0, 0.1))
+    fast, slow = (PlanPricer(slow_interfaces(problem, factor)) for factor in (1000.0, 0.1))
     assert InterfaceBound(fast, None).seconds(compute_bound_s(fast)) == compute_bound_s(fast)
     interfaces_s = InterfaceBound(slow, None).seconds(compute_bound_s(slow))
     assert interfaces_s > 1.1 * compute_bound_s(slow)

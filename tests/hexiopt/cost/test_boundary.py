@@ -58,15 +58,15 @@ def model_of(cluster: Cluster, global_batch: int) -> PlanPricer:
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_overlaps_cut_the_message_into_exactly_what_both_sides_hold(senders: int, receivers: int) -> None:
     parts = list(overlaps(senders, receivers))
-    found = {(i, j): share for i, j, share in parts}
-    assert len(found) == len(parts)
+    share_by_pair = {(i, j): share for i, j, share in parts}
+    assert len(share_by_pair) == len(parts)
     for i in range(senders):
         for j in range(receivers):
             start = max(Fraction(i, senders), Fraction(j, receivers))
             end = min(Fraction(i + 1, senders), Fraction(j + 1, receivers))
             if end > start:
-                assert found.pop((i, j)) == float(end - start)
-    assert not found
+                assert share_by_pair.pop((i, j)) == float(end - start)
+    assert not share_by_pair
     assert sum(share for *_, share in parts) == pytest.approx(1.0, rel=1e-12)
 
 
@@ -176,7 +176,7 @@ def test_a_senders_load_takes_the_larger_direction() -> None:
     ahead, back = route(cluster, (1,), (2,)), route(cluster, (1,), (0,))
     transmit = cluster.network.transmit_interface(1)
     sent = (Message(False, 1, 0, 0, 1), ahead, 1e9), (Message(True, 1, 0, 0, 1), back, 3e9)
-    load = dict(executor_loads([PlacedMessage(*one) for one in sent]))
+    load = dict(executor_loads([PlacedMessage(*message) for message in sent]))
     assert load[transmit] == pytest.approx(3.0)
     assert load[cluster.network.receive_interface(2)] == pytest.approx(1.0)
     assert load[cluster.network.receive_interface(0)] == pytest.approx(3.0)
@@ -202,8 +202,8 @@ def test_the_slowest_resource_and_the_longest_latency_count() -> None:
 
 def test_an_unlimited_interface_takes_no_time() -> None:
     """Machines of a cluster that states no network: messages cost their latency only."""
-    one = Route(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
-    sent = PlacedMessage(Message(False, 0, 0, 0, 1), one, 1e6)
+    free_route = Route(shared=((3, 0.0),), port_s_per_byte=0.0, latency_s=1e-5)
+    sent = PlacedMessage(Message(False, 0, 0, 0, 1), free_route, 1e6)
     load = dict(executor_loads([sent]))
     assert load == {3: 0.0}
     assert sent.seconds(load) == 1e-5

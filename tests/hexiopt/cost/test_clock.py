@@ -23,7 +23,7 @@ from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.schedules.schedule import Programme, Schedule, StagePosition
 from hexiopt.solving import Budget
 from solvers.registry import make_solver
-from tests.hexiopt.simulation.test_many_plans import simulated
+from tests.hexiopt.simulation.test_many_plans import simulate
 from tests.slow import slow_but
 from tests.solvers.drawn import drawn_problem
 
@@ -42,7 +42,7 @@ def lanes(*resources: int) -> tuple[Lane, Lane]:
     return ahead, back
 
 
-def placed(of: PipelineGraph, *resources: int) -> PlacedPipeline:
+def place(of: PipelineGraph, *resources: int) -> PlacedPipeline:
     """A pipeline over `lanes`."""
     messages = messages_of(SAMPLES, False)
     routes = [Route(((resource, 0.5),), 0.0, 0.0) for resource in resources]
@@ -67,13 +67,13 @@ def test_company_slows_down_and_equal_company_equally() -> None:
     """By hand: stage 1 waits for the third and the fourth forward, which come a second after the answer to the first
     and the second; a message that meets another takes a second, alone half of it."""
     clock = Clock()
-    (alone,) = clock.times([placed(graph(), 0, 1)])
+    (alone,) = clock.times([place(graph(), 0, 1)])
     assert alone == ((17.0, 14.5), (0.5, 0.5), ())
-    assert clock.times([placed(graph(), 0, 1), placed(graph(), 2, 3)]) == [alone, alone]
-    together = clock.times([placed(graph(), 0, 1), placed(graph(), 0, 1)])
+    assert clock.times([place(graph(), 0, 1), place(graph(), 2, 3)]) == [alone, alone]
+    together = clock.times([place(graph(), 0, 1), place(graph(), 0, 1)])
     assert together == [((19.0, 16.0), (1.0, 1.0), ())] * 2
     clock.forget()
-    assert clock.times([placed(graph(), 5, 1), placed(graph(), 5, 1)]) == together
+    assert clock.times([place(graph(), 5, 1), place(graph(), 5, 1)]) == together
 
 
 @pytest.mark.parametrize("number", slow_but(range(3), range(24)))
@@ -86,7 +86,7 @@ def test_searched_plans_end_when_the_event_simulation_says(number: int) -> None:
         pytest.skip("the search finds no plan in so few steps")
     fair = PlanPricer(problem, network=FairShares())
     cost = fair.price(plan)
-    one_by_one = simulated(list(fair.place_pipelines(plan)))
+    one_by_one = simulate(list(fair.place_pipelines(plan)))
     for p, pipeline in enumerate(cost.pipelines):
         ends = {(s.stage, s.executor): s.end_s for s in fair.spans(plan, cost, p) if not s.is_message}
         assert tuple(ends[at] for at in sorted(ends)) == pipeline.executor_end_s
@@ -104,4 +104,4 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
             return super().programme(at)[:: -1 if at.first else 1]
 
     with pytest.raises(InputError, match="schedule backwards: operations wait for each other"):
-        Clock().times([placed(graph(schedule=Backwards()), 0, 1)])
+        Clock().times([place(graph(schedule=Backwards()), 0, 1)])

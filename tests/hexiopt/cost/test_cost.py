@@ -65,9 +65,14 @@ def test_parts_make_up_the_step(pair: tuple[Problem, Plan]) -> None:
         assert len(priced.send_forward_s) == len(priced.send_backward_s) == len(pipeline.stages) - 1
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
             limits = [cluster.gpu_of(replica.devices[0]).usable_memory_bytes for replica in stage.parallelism.replicas]
-            assert [one.limit_bytes for one in stage_cost.executors] == limits
+            assert [executor.limit_bytes for executor in stage_cost.executors] == limits
             assert stage_cost.limit_bytes in limits
-    excess = [one.memory.total - one.limit_bytes for p in cost.pipelines for s in p.stages for one in s.executors]
+    excess = [
+        executor.memory.total - executor.limit_bytes
+        for p in cost.pipelines
+        for s in p.stages
+        for executor in s.executors
+    ]
     p, s = cost.binding_stage()
     assert cost.excess_bytes == max(excess) == cost.pipelines[p].stages[s].excess_bytes
     assert cost.fits == (max(excess) <= 0)
@@ -164,23 +169,29 @@ def test_a_replica_takes_its_samples_and_its_own_gpu() -> None:
     model = PlanPricer(PROBLEM)
     cost = model.price(Plan((Pipeline(stages, 2, 4),), ONE_F_ONE_B, Sharding(1)))
     (priced,) = cost.pipelines
-    for devices, samples, one in (((0,), 3, priced.stages[0].executors[0]), ((2,), 1, priced.stages[0].executors[1])):
+    for devices, samples, executor_cost in (
+        ((0,), 3, priced.stages[0].executors[0]),
+        ((2,), 1, priced.stages[0].executors[1]),
+    ):
         tp_group = model.tp_group(devices)
         embedding, _ = model.stages.ends_s(tp_group, samples)
         times = [model.stages.layer_s(tp_group, samples, policy) for policy in ("none", "full", "full", "selective")]
-        assert one.forward_s == pytest.approx(sum(f for f, _ in times) + embedding.forward_s)
-        assert one.backward_s == pytest.approx(sum(b for _, b in times) + embedding.backward_s)
-        assert one.limit_bytes == tp_group.gpu.usable_memory_bytes
+        assert executor_cost.forward_s == pytest.approx(sum(f for f, _ in times) + embedding.forward_s)
+        assert executor_cost.backward_s == pytest.approx(sum(b for _, b in times) + embedding.backward_s)
+        assert executor_cost.limit_bytes == tp_group.gpu.usable_memory_bytes
     # Two holders of the first four layers and the embedding, one of the rest.
     work = PROBLEM.workload
     first, last = priced.stages
-    assert [one.memory.optimizer for one in first.executors] == [8 * first.num_params / 2] * 2
+    assert [executor.memory.optimizer for executor in first.executors] == [8 * first.num_params / 2] * 2
     assert last.memory.optimizer == 8 * last.num_params
-    assert first.memory == max((one for one in first.executors), key=lambda one: one.excess_bytes).memory
+    assert (
+        first.memory
+        == max((executor for executor in first.executors), key=lambda executor: executor.excess_bytes).memory
+    )
     # Both A100s share a machine and its ports; the RTX 3090's message crosses the network.
     sample_bytes = work.seq_len * MODEL.hidden_size * work.element_bytes
     timed = zip(priced.messages, priced.message_s, strict=True)
-    seconds = {(one.backward, one.sender, one.receiver): message_s for one, message_s in timed}
+    seconds = {(message.backward, message.sender, message.receiver): message_s for message, message_s in timed}
     inside_s, outside_s = 3 * sample_bytes / 100e9 + 10e-6, sample_bytes / 1.25e9 + 20e-6
     assert seconds == pytest.approx(
         {(False, 0, 0): inside_s, (True, 0, 0): inside_s, (False, 1, 0): outside_s, (True, 0, 1): outside_s}
@@ -193,25 +204,28 @@ def test_interleaved_stages_hold_the_ends_with_their_first_and_last_range() -> N
     of = replace(PROBLEM, workload=replace(PROBLEM.workload, recompute="none"))
     model = PlanPricer(of)
     ranges = (((0, 2), (3, 5)), ((2, 3), (5, 6)))
-    woven = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
+    woven = tuple(Stage(TensorParallel((s,)), layers) for s, layers in enumerate(ranges))
     plain = (Stage.of((0,), 0, 4), Stage.of((1,), 4, 6))
-    (one,) = model.price(Plan((Pipeline(woven, 8),), INTERLEAVED)).pipelines
-    (other,) = model.price(Plan((Pipeline(plain, 8),), INTERLEAVED)).pipelines
-    for a, b in zip(one.stages, other.stages, strict=True):
+    (interleaved_cost,) = model.price(Plan((Pipeline(woven, 8),), INTERLEAVED)).pipelines
+    (plain_cost,) = model.price(Plan((Pipeline(plain, 8),), INTERLEAVED)).pipelines
+    for a, b in zip(interleaved_cost.stages, plain_cost.stages, strict=True):
         assert (a.forward_s, a.backward_s) == pytest.approx((b.forward_s, b.backward_s))
         assert a.memory.weights == b.memory.weights
     tp_group = model.tp_group((0,))
     layer = model.stages.layer_s(tp_group, 1, "none")
     embedding, head = model.stages.ends_s(tp_group, 1)
-    assert one.stages[0].chunk_s[0][0] == pytest.approx(2 * layer[0] + embedding.forward_s)
-    assert one.stages[0].chunk_s[1] == pytest.approx((2 * layer[0], 2 * layer[1]))
-    assert one.stages[1].chunk_s[0] == pytest.approx(layer)
-    assert one.stages[1].chunk_s[1][1] == pytest.approx(layer[1] + head.backward_s)
-    wraps = {(link.backward, link.stage) for link in one.messages}
+    assert interleaved_cost.stages[0].chunk_s[0][0] == pytest.approx(2 * layer[0] + embedding.forward_s)
+    assert interleaved_cost.stages[0].chunk_s[1] == pytest.approx((2 * layer[0], 2 * layer[1]))
+    assert interleaved_cost.stages[1].chunk_s[0] == pytest.approx(layer)
+    assert interleaved_cost.stages[1].chunk_s[1][1] == pytest.approx(layer[1] + head.backward_s)
+    wraps = {(link.backward, link.stage) for link in interleaved_cost.messages}
     assert wraps == {(False, 0), (True, 1), (False, 1), (True, 0)}
     # The first stage has begun 2·2 − 2 + 2 + 1 forwards of ranges of two layers, 1F1B two of four layers.
     tokens = of.workload.seq_len * c.TOKEN_ID_BYTES
-    of_layers = one.stages[0].memory.activations - 4 * tokens, other.stages[0].memory.activations - 2 * tokens
+    of_layers = (
+        interleaved_cost.stages[0].memory.activations - 4 * tokens,
+        plain_cost.stages[0].memory.activations - 2 * tokens,
+    )
     assert of_layers[0] / of_layers[1] == pytest.approx(5 * 2 / (2 * 4))
 
 
@@ -225,7 +239,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for s, (stage, stage_cost) in enumerate(zip(pipeline.stages, priced.stages, strict=True)):
             ends = s == 0, s == len(pipeline.stages) - 1
-            for replica, one in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
+            for replica, executor in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
                 memory = model.stages.memory_model(model.tp_group(replica.devices), 1)
                 held = [layer for first, end in stage.layers for layer in range(first, end)]
                 expected = sum(memory.num_params(1, False, False) / num_holders(plan, layer) for layer in held)
@@ -235,7 +249,7 @@ def test_replicas_spread_optimizer_states_over_all_holders(pair: tuple[Problem, 
                 if any(ends):  # a tied matrix is spread over both ends
                     of_end = num_holders(plan, 0 if ends[0] else problem.model.num_layers - 1)
                     expected += memory.rank_states.params.tied * (1 / num_ends(plan) - 1 / of_end)
-                assert one.memory.optimizer == pytest.approx(8 * expected)
+                assert executor.memory.optimizer == pytest.approx(8 * expected)
 
 
 def num_holders(plan: Plan, layer: int) -> int:
@@ -250,8 +264,8 @@ def num_holders(plan: Plan, layer: int) -> int:
 
 def num_ends(plan: Plan) -> int:
     """Replicas of all pipelines that hold the first or the last layer."""
-    ends = [{id(stage): stage for stage in (own.stages[0], own.stages[-1])} for own in plan.pipelines]
-    return sum(len(stage.parallelism.replicas) for own in ends for stage in own.values())
+    ends = [{id(stage): stage for stage in (pipeline.stages[0], pipeline.stages[-1])} for pipeline in plan.pipelines]
+    return sum(len(stage.parallelism.replicas) for stages in ends for stage in stages.values())
 
 
 @given(plan=format_plans(CLUSTER, max_layers=MODEL.num_layers))

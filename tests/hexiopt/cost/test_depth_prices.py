@@ -14,7 +14,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import ONE_F_ONE_B, SPLIT_SCHEDULES
 from hexiopt.simulation.engine import Span
-from tests.hexiopt.cost.test_late_weights import chosen, ends_of, late_bytes
+from tests.hexiopt.cost.test_late_weights import choose_orders, ends_of, late_bytes
 from tests.hexiopt.plan.test_depths import DEPTHS
 from tests.spans import all_spans
 from tests.strategies import problems_with_depths
@@ -48,7 +48,7 @@ def test_the_clock_ends_when_the_event_simulation_does(pair: tuple[Problem, Plan
 def test_split_backwards_are_chosen_as_by_the_event_simulation(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     placed, network = PlanPricer(problem).place_pipelines(plan), FairShares()
-    ends, orders = chosen(placed)
+    ends, orders = choose_orders(placed)
     assert dict(enumerate(network.orders(placed))) == orders
     assert ends_of(network(placed)) == pytest.approx(ends, rel=1e-9)
 
@@ -63,8 +63,8 @@ def test_as_much_is_held_as_the_simulation_says(pair: tuple[Problem, Plan]) -> N
     others = set(plan.other_depths())
     for p, (pipeline, priced, was) in enumerate(zip(plan.pipelines, cost.pipelines, before.pipelines, strict=True)):
         for s, stage in enumerate(pipeline.stages):
-            own = [span for span in spans if (span.pipeline, span.stage, span.executor) == (p, s, 0)]
-            counts = most_held([span for span in own if not span.is_message])
+            executor_spans = [span for span in spans if (span.pipeline, span.stage, span.executor) == (p, s, 0)]
+            counts = peak_in_flight([span for span in executor_spans if not span.is_message])
             depth = min(pipeline.num_micro_batches, len(pipeline.stages) - s)
             assert counts == (stage.in_flight or depth)
             assert ((p, s) in others) == (counts != depth)
@@ -95,7 +95,7 @@ def test_what_is_put_off_is_held_beside_as_many_micro_batches(pair: tuple[Proble
                 assert more == pytest.approx(late, abs=1e-6 * without.memory.total)
 
 
-def most_held(computed: list[Span]) -> int:
+def peak_in_flight(computed: list[Span]) -> int:
     """The most micro-batches in flight in an executor that has run these."""
     changes = sorted(
         [(span.start_s, 1, 1) for span in computed if span.kind == "forward"]
@@ -169,7 +169,7 @@ def most_waiting(spans: list[Span], stage: int, full: int) -> int:
 
 def test_a_deeper_stage_hides_slow_messages_behind_compute() -> None:
     """With room for as many as a round trip lasts, the step is shorter by what the stages waited."""
-    machines = tuple(replace(one, nic_bandwidth_bytes_per_s=2e8) for one in DEPTHS.cluster.machines)
+    machines = tuple(replace(machine, nic_bandwidth_bytes_per_s=2e8) for machine in DEPTHS.cluster.machines)
     model = PlanPricer(replace(DEPTHS, cluster=replace(DEPTHS.cluster, machines=machines)))
     plans = {n: Plan((Pipeline((replace(FIRST, in_flight=n), LAST), COUNT),)) for n in (1, None, 3, 5)}
     ends_s = [model.price(plan).pipelines[0].end_s for plan in plans.values()]

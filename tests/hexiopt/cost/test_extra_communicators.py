@@ -21,7 +21,9 @@ CLUSTER = Cluster.of({"a100_80gb_sxm": 32}, 25)
 
 def pipeline(ends: list[int], devices: list[tuple[int, ...]], size: int = 1, count: int = 4) -> Pipeline:
     """Stages of the layers between `ends`, each of its devices."""
-    stages = [Stage.of(own, *layers) for own, layers in zip(devices, pairwise([0, *ends]), strict=True)]
+    stages = [
+        Stage.of(stage_devices, *layers) for stage_devices, layers in zip(devices, pairwise([0, *ends]), strict=True)
+    ]
     return Pipeline(tuple(stages), count, size)
 
 
@@ -38,49 +40,51 @@ def pricer() -> PlanPricer:
 
 
 def test_a_device_in_many_groups_holds_more(pricer: PlanPricer) -> None:
-    own = plan()
-    assert gradient_groups(own, pricer.rings(own))[0] == 10
-    cost = pricer.price(own)
+    crowded_plan = plan()
+    assert gradient_groups(crowded_plan, pricer.rings(crowded_plan))[0] == 10
+    cost = pricer.price(crowded_plan)
     held = [copy.memory.communicators for line in cost.pipelines for stage in line.stages for copy in stage.copies]
-    found, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
-    assert held == [found.total_bytes(gpu, 0.0, RESERVED_GROUPS + 2), *[found.least_bytes(gpu, 1)] * 10]
+    communicators, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
+    assert held == [communicators.total_bytes(gpu, 0.0, RESERVED_GROUPS + 2), *[communicators.least_bytes(gpu, 1)] * 10]
     # Pipelines that are given with the price of before, or without, come to the same.
-    assert pricer.price(own, pricer.pipelines(own)) == pricer.price(own, cost.pipelines) == cost
+    assert (
+        pricer.price(crowded_plan, pricer.pipelines(crowded_plan)) == pricer.price(crowded_plan, cost.pipelines) == cost
+    )
 
 
 def test_it_is_refused_where_that_does_not_fit(pricer: PlanPricer) -> None:
     """A GPU with a byte less than the plan needs, and with just as much."""
-    own = plan()
-    memory = pricer.price(own).pipelines[0].stages[0].memory
+    crowded_plan = plan()
+    memory = pricer.price(crowded_plan).pipelines[0].stages[0].memory
     for limit, fits in ((memory.total, True), (memory.total - 1, False)):
         machines = [
             replace(machine, gpu=replace(machine.gpu, process_memory_bytes=limit)) for machine in CLUSTER.machines
         ]
         small = replace(CLUSTER, machines=tuple(machines))
-        assert PlanPricer(Problem(small, MODEL, Workload(8, 128))).price(own).fits == fits
+        assert PlanPricer(Problem(small, MODEL, Workload(8, 128))).price(crowded_plan).fits == fits
 
 
 def test_norms_are_summed_by_all_ranks_of_tp_groups(pricer: PlanPricer) -> None:
     """Two pipelines of TP 2: for each pair of stages that share layers, two groups of matrices and one of norms."""
     first = pipeline([4, 8, 12, 16, 20, 24], [(2 * k, 2 * k + 1) for k in range(6)])
     second = pipeline([24], [(16, 17)])
-    own = Plan((first, second), ONE_F_ONE_B, Sharding(0))
-    found = gradient_groups(own, pricer.rings(own))
-    assert (found[0], found[16]) == (2, 12)
+    two_pipelines = Plan((first, second), ONE_F_ONE_B, Sharding(0))
+    groups = gradient_groups(two_pipelines, pricer.rings(two_pipelines))
+    assert (groups[0], groups[16]) == (2, 12)
 
 
 def test_pairs_of_unequal_tp_groups() -> None:
     """From one device to eight, and to one again: each way with each of them."""
     wide = pipeline([8, 16, 24], [(8,), tuple(range(8)), (9,)])
-    found = message_pairs(wide)
-    assert (found[8], found[9], found[0]) == (16, 16, 4)
+    pairs = message_pairs(wide)
+    assert (pairs[8], pairs[9], pairs[0]) == (16, 16, 4)
     assert not message_pairs(pipeline([12, 24], [(0, 1), (2, 3)]))
     assert not message_pairs(pipeline([24], [(0, 1)]))
 
 
 def test_pairs_beyond_the_reserved_ones_are_counted(pricer: PlanPricer) -> None:
-    own = Plan((pipeline([8, 16, 24], [(8,), tuple(range(8)), (9,)]),), ONE_F_ONE_B, Sharding(0))
-    stages = pricer.price(own).pipelines[0].stages
-    found, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
-    assert stages[0].memory.communicators == found.total_bytes(gpu, 0.0, 0, 16)
-    assert stages[1].memory.communicators == found.least_bytes(gpu, 8)
+    wide_plan = Plan((pipeline([8, 16, 24], [(8,), tuple(range(8)), (9,)]),), ONE_F_ONE_B, Sharding(0))
+    stages = pricer.price(wide_plan).pipelines[0].stages
+    communicators, gpu = Communicators(CLUSTER), CLUSTER.gpu_of(0)
+    assert stages[0].memory.communicators == communicators.total_bytes(gpu, 0.0, 0, 16)
+    assert stages[1].memory.communicators == communicators.least_bytes(gpu, 8)

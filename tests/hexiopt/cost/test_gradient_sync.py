@@ -31,7 +31,7 @@ AFTER = replace(default_framework(), gradient_sums="after")  # gradients are sum
 Holders = tuple[int, ...]
 
 
-def found(groups: ParameterHolders) -> dict[Holders, float]:
+def params_by_holders(groups: ParameterHolders) -> dict[Holders, float]:
     """Parameters by holders; every group of devices stands once."""
     rows = [
         (tuple(row), params)
@@ -76,9 +76,9 @@ def brute_force(pipelines: tuple[Pipeline, ...], model: ModelSpec) -> dict[Holde
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
 def test_groups_hold_what_brute_force_finds(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
-    assert found(parameter_holders(Holdings.of(plan.pipelines), problem.model.parameter_groups)) == pytest.approx(
-        brute_force(plan.pipelines, problem.model)
-    )
+    assert params_by_holders(
+        parameter_holders(Holdings.of(plan.pipelines), problem.model.parameter_groups)
+    ) == pytest.approx(brute_force(plan.pipelines, problem.model))
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
@@ -212,8 +212,8 @@ def test_rings_use_all_interfaces_of_their_machines() -> None:
         }
         cluster = cluster_from_section(Section(data, "test"))
         groups = ParameterHolders((np.array([devices], np.int64),), (np.array([1e9]),))
-        ((found,),) = RingTimes(groups, cluster).ring_pass_s(1.0)
-        return float(found)
+        ((ring_s,),) = RingTimes(groups, cluster).ring_pass_s(1.0)
+        return float(ring_s)
 
     whole = tuple(range(8))
     assert seconds(1, whole) == pytest.approx(7 / 8)
@@ -252,9 +252,9 @@ def test_sums_begin_with_the_last_backward_and_end_after_its_last_part(task: tup
 def test_summing_beside_the_last_backward_saves_no_more_than_that(task: tuple[Problem, Plan]) -> None:
     problem, plan = task
     after, beside = PlanPricer(problem, AFTER).price(plan), PlanPricer(problem).price(plan)
-    executors = [one for line in beside.pipelines for stage in line.stages for one in stage.executors]
+    executors = [executor for line in beside.pipelines for stage in line.stages for executor in stage.executors]
     saved_s = after.step_time_s - beside.step_time_s
-    assert -1e-12 <= saved_s <= max(one.last_backward_s for one in executors) + 1e-12
+    assert -1e-12 <= saved_s <= max(executor.last_backward_s for executor in executors) + 1e-12
     if plan.sharding.stage >= 2:
         assert saved_s == 0.0
 
@@ -265,10 +265,10 @@ def test_the_last_part_of_a_backward_makes_a_layer_or_the_embedding() -> None:
     groups = parameter_holders(Holdings.of(pipelines), MODEL.parameter_groups)
     last = {
         tuple(row): n
-        for rows, own in zip(groups.holders, groups.last, strict=True)
-        for row, n in zip(rows.tolist(), own, strict=True)
+        for rows, values in zip(groups.holders, groups.last, strict=True)
+        for row, n in zip(rows.tolist(), values, strict=True)
     }
-    params = found(groups)
+    params = params_by_holders(groups)
     layer, embedding = float(MODEL.layer_params), float(MODEL.embedding_params)
     assert last[0, 2] == max(layer, embedding)
     assert params[0, 2] == 4 * layer + embedding

@@ -65,7 +65,7 @@ def test_a_backward_holds_what_counting_says(
     these moments, as if all that was stored were still there."""
     policies = data.draw(layer_policies(RECOMPUTE_POLICIES, [data.draw(st.integers(1, 7))]))
     memory = MemoryModel(model, workload, catalogue()["a100_80gb_sxm"], tp, 1)
-    kept = memory.activations
+    activations = memory.activations
     groups: list[list[str]] = []
     for policy in policies:
         if policy == "joined":
@@ -75,21 +75,21 @@ def test_a_backward_holds_what_counting_says(
     stored, again = 0.0, 0.0
     for group in groups:
         if group[0] == "full":
-            stored += kept.layer_input
-            again = max(again, len(group) * (kept.layer + kept.internals) - kept.layer_input)
+            stored += activations.layer_input
+            again = max(again, len(group) * (activations.layer + activations.internals) - activations.layer_input)
         else:
-            stored += kept.layer + (kept.internals if group[0] == "none" else 0.0)
-            again = max(again, kept.internals if group[0] == "selective" else 0.0)
-    found = memory.stage_of_layers(policies, False, False, holding(held))
-    assert found.activations == pytest.approx(held * stored + again)
+            stored += activations.layer + (activations.internals if group[0] == "none" else 0.0)
+            again = max(again, activations.internals if group[0] == "selective" else 0.0)
+    stage_memory = memory.stage_of_layers(policies, False, False, holding(held))
+    assert stage_memory.activations == pytest.approx(held * stored + again)
     assert recompute_groups(policies) == list(map(len, groups))
 
 
 def test_groups_trade_what_is_stored_for_what_is_recomputed_at_once() -> None:
     """Of the first stage two micro-batches are in flight; only one group is recomputed at a time."""
     held = [
-        PlanPricer(PROBLEM).price(two_stages(own, own)).pipelines[0].stages[0].memory.activations
-        for own in (ALONE, BY_2, BY_3)
+        PlanPricer(PROBLEM).price(two_stages(policies, policies)).pipelines[0].stages[0].memory.activations
+        for policies in (ALONE, BY_2, BY_3)
     ]
     layer_input = 2048 * 1024 * 2
     memory = PlanPricer(PROBLEM).stages.memory_model(PlanPricer(PROBLEM).tp_group((0,)), 1)
@@ -103,7 +103,8 @@ def test_time_is_that_of_full_recompute() -> None:
     for framework, stops in ((default_framework(), 6), (replace(default_framework(), recompute_stops_early=True), 2)):
         pricer = PlanPricer(PROBLEM, framework)
         alone, by_3, none = (
-            pricer.price(two_stages(own, own)).pipelines[0].stages[0] for own in (ALONE, BY_3, ("none",) * 6)
+            pricer.price(two_stages(policies, policies)).pipelines[0].stages[0]
+            for policies in (ALONE, BY_3, ("none",) * 6)
         )
         forward_s = none.forward_s - pricer.stages.ends_s(pricer.tp_group((0,)), 1)[0].forward_s
         saved_s = (forward_s - (alone.backward_s - none.backward_s)) / 6  # of a layer that stops early
@@ -122,7 +123,7 @@ def test_files_and_reports_have_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "policies", "said"),
+    ("layers", "policies", "message"),
     [
         (((0, 2),), ("joined", "full"), "layer 0 is joined to no layer"),
         (((0, 2), (4, 6)), ("full", "full", "joined", "joined"), "layer 4 is joined to no layer"),
@@ -132,9 +133,9 @@ def test_files_and_reports_have_them(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_joined_is_refused(
-    layers: tuple[tuple[int, int], ...], policies: tuple[str, ...], said: str
+    layers: tuple[tuple[int, int], ...], policies: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(InputError, match=f"{said}; join a layer to one of its range that is full or joined itself"):
+    with pytest.raises(InputError, match=f"{message}; join a layer to one of its range that is full or joined itself"):
         Stage(TensorParallel((0,)), layers, policies)
 
 
@@ -147,7 +148,7 @@ def test_rules_of_problems() -> None:
         "space.recompute_per_layer": replace(PROBLEM, space=Space(recompute_per_layer=False)),
     }
     for rule, problem in broken.items():
-        assert rule in [one.rule for one in check(problem, plan)]
+        assert rule in [violation.rule for violation in check(problem, plan)]
     with pytest.raises(InputError, match="ZeRO-2 over layers recomputed together; recompute each by itself"):
         two_stages(BY_3, BY_3, zero=2)
 
@@ -164,16 +165,16 @@ def test_trainers_express_equal_groups_or_refuse(name: str) -> None:
     text = "\n".join(write_program(PROBLEM, even, trainer).files.values())
     if name == "hexiopt":
         return
-    said = "recompute-num-layers 3" if name != "megatron_bridge" else "model.recompute_num_layers=3"
-    assert said in text
+    setting = "recompute-num-layers 3" if name != "megatron_bridge" else "model.recompute_num_layers=3"
+    assert setting in text
     with pytest.raises(InputError, match=r"groups|not full of its first layers"):
         write_program(PROBLEM, uneven, trainer)
 
 
 def test_groups_begin_anew_in_every_range() -> None:
     """As Megatron-Core's transformer blocks do, of which a stage has one for each of its ranges."""
-    own = BlockRecompute("full", together=2).of(((0, 4), (8, 12)))
-    assert own == ("full", "joined") * 4
+    policies = BlockRecompute("full", together=2).of(((0, 4), (8, 12)))
+    assert policies == ("full", "joined") * 4
     assert BlockRecompute("full", together=5).of(((0, 2), (8, 10))) == ("full", "joined", "full", "joined")
 
 
@@ -194,13 +195,13 @@ def test_no_bound_speaks_of_them() -> None:
     """A start that recomputes layers together stays, where it is faster, and is neither bounded nor called optimal."""
     pipelines = [Pipeline((Stage(TensorParallel((d,)), ((0, 12),), BY_3 * 2),), 4) for d in range(4)]
     start = Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(1))
-    found = Refereed(Slow()).solve(PROBLEM, Budget(1), start=start)
-    assert (found.plan, found.status, found.bound_s) == (start, Status.FEASIBLE, 0.0)
-    assert found.restricted_bound is not None
-    assert found.restricted_bound.space == "plans that recompute each layer by itself"
-    assert found.restricted_bound.bound_s > found.objective
+    result = Refereed(Slow()).solve(PROBLEM, Budget(1), start=start)
+    assert (result.plan, result.status, result.bound_s) == (start, Status.FEASIBLE, 0.0)
+    assert result.restricted_bound is not None
+    assert result.restricted_bound.space == "plans that recompute each layer by itself"
+    assert result.restricted_bound.bound_s > result.objective
     worse = replace(start, pipelines=(replace(pipelines[0], num_micro_batches=16),))
-    found = Refereed(Slow()).solve(PROBLEM, Budget(1), start=worse)
-    assert (found.plan, found.status) == (two_stages(ALONE, ALONE), Status.OPTIMAL)
+    result = Refereed(Slow()).solve(PROBLEM, Budget(1), start=worse)
+    assert (result.plan, result.status) == (two_stages(ALONE, ALONE), Status.OPTIMAL)
     with pytest.raises(InputError, match="start: breaks the rule batch"):
         Refereed(Slow()).solve(PROBLEM, Budget(1), start=replace(start, pipelines=start.pipelines[:1]))

@@ -120,18 +120,18 @@ class Chosen(Step):
             super()._begin(place)
 
 
-def chosen(placed: Sequence[PlacedPipeline]) -> tuple[Ends, dict[int, StageOrders]]:
+def choose_orders(placed: Sequence[PlacedPipeline]) -> tuple[Ends, dict[int, StageOrders]]:
     """When executors end, and what the stages run, replicas as the first one does."""
-    ends, orders = ran(Chosen(placed))
+    ends, orders = run_step(Chosen(placed))
     agreed = {p: tuple(tuple(orders[p, s, 0]) for s in range(len(line.stages))) for p, line in enumerate(placed)}
-    if all(tuple(own) == agreed[p][s] for (p, s, _), own in orders.items()):
+    if all(tuple(order) == agreed[p][s] for (p, s, _), order in orders.items()):
         return ends, agreed
     running = {p: stage_times(line) for p, line in enumerate(placed)}
     links = [link for p, line in enumerate(placed) for link in links_of(p, line)]
-    return ran(Step(running, placed[0].schedule, links, agreed))[0], agreed
+    return run_step(Step(running, placed[0].schedule, links, agreed))[0], agreed
 
 
-def ran(step: Step) -> tuple[Ends, dict[ExecutorId, list[Operation]]]:
+def run_step(step: Step) -> tuple[Ends, dict[ExecutorId, list[Operation]]]:
     """When executors end, and what each has run."""
     ends: Ends = {}
     orders: dict[ExecutorId, list[Operation]] = {}
@@ -167,8 +167,8 @@ def tight(placed: PlacedPipeline, most: float, late: float, working: float) -> P
     if len(graph.chunk_s[0]) > 1:
         return placed
     split = tuple(
-        own._replace(shares=Footprint((most / counts[stage][0][0],), late, working, 0.5 * working))
-        for stage, own in zip(graph.stages, graph.split, strict=True)
+        stage_split._replace(shares=Footprint((most / counts[stage][0][0],), late, working, 0.5 * working))
+        for stage, stage_split in zip(graph.stages, graph.split, strict=True)
     )
     fields = graph.schedule, graph.num_stages, graph.num_micro_batches, graph.stages, graph.chunk_s, graph.links
     return replace(placed, graph=pipeline_graph(*fields, split))
@@ -186,7 +186,7 @@ def test_the_clock_chooses_as_the_event_simulation(
     placed, network = PlanPricer(problem).place_pipelines(split_plan(plan)), FairShares()
     if shares is not None:
         placed = [tight(line, *shares) for line in placed]
-    ends, orders = chosen(placed)
+    ends, orders = choose_orders(placed)
     assert dict(enumerate(network.orders(placed))) == orders
     assert ends_of(network(placed)) == pytest.approx(ends, rel=1e-9)
     for p, priced in enumerate(network(placed)):
@@ -254,12 +254,12 @@ def test_weights_fill_what_would_be_idle() -> None:
     model, plan = two_stages(4)
     cost, usual = model.price(plan), model.price(replace(plan, schedule=ONE_F_ONE_B))
     ((first, last),) = model.orders(plan)
-    letters = ["".join(one.kind.letter for one in own) for own in (first, last)]
+    letters = ["".join(operation.kind.letter for operation in order) for order in (first, last)]
     layers = model.problem.model.num_layers // 2
     assert letters[0].replace("W" * layers, "W")[:3] == "FFB"
     assert letters[1].startswith("FBFB"), "the last stage sends gradients back before it computes those of weights"
     assert letters[0].endswith("B" + "W" * layers)
-    assert all(own.count("W") == 4 * layers for own in letters)
+    assert all(stage_letters.count("W") == 4 * layers for stage_letters in letters)
     assert cost.step_time_s < usual.step_time_s
 
 
@@ -312,7 +312,7 @@ def test_only_problems_that_name_one_have_such_plans() -> None:
     """Bounds and proofs speak of all plans of a problem that leaves the schedule open."""
     model, plan = two_stages(4)
     assert not set(SPLIT_SCHEDULES) & set(schedules(model.problem.workload))
-    assert [one.rule for one in violations(model.problem, plan, model.price(plan))] == ["schedule"]
+    assert [violation.rule for violation in violations(model.problem, plan, model.price(plan))] == ["schedule"]
     named = replace(model.problem, workload=replace(model.problem.workload, schedule="zb"))
     assert violations(named, plan, model.price(plan)) == []
 

@@ -19,18 +19,18 @@ OF_STAGES = tuple(f"StageModel.{name}" for name in ("layer_s", "ends_s", "sequen
 
 def calls_of_a_price(plan: Plan) -> list[str]:
     """The functions of the core that a price calls, in order."""
-    pricer, root, found = PlanPricer(PROBLEM), str(Path(hexiopt.__file__).parent), list[str]()
+    pricer, root, names = PlanPricer(PROBLEM), str(Path(hexiopt.__file__).parent), list[str]()
 
-    def heard(frame: FrameType, event: str, _: Any) -> None:
+    def record_call(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(root):
-            found.append(frame.f_code.co_qualname)
+            names.append(frame.f_code.co_qualname)
 
-    sys.setprofile(heard)
+    sys.setprofile(record_call)
     try:
         pricer.price(plan)
     finally:
         sys.setprofile(None)
-    return found
+    return names
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_llama2_7b_over_eight_devices_by_hand() -> None:
     model = MemoryModel(LLAMA, Workload(gradient_bytes=4), A100, 1, 1)
     params, layer, norm = 6_738_415_616, 202_383_360, 4096
     held = (params - 65 * norm) / 8 + 65 * norm + 2 * (layer - 2 * norm)
-    whole, one, two, three = (
+    whole, zero_1, zero_2, zero_3 = (
         model.stage(32, True, True, "full", holding(1), StateSharding(zero, 8)) for zero in range(4)
     )
     assert (whole.weights, whole.gradients, whole.master, whole.optimizer) == (
@@ -112,12 +112,22 @@ def test_llama2_7b_over_eight_devices_by_hand() -> None:
         4 * params,
         8 * params,
     )
-    assert (one.weights, one.gradients, one.master, one.optimizer) == (2 * params, 4 * params, params / 2, params)
-    assert (two.weights, two.gradients, two.master, two.optimizer) == (2 * params, 4 * held, params / 2, params)
-    assert three.weights == 2 * held
-    assert three.gradients == 4 * held
-    assert (three.master, three.optimizer) == (params / 2, params)
-    for memory in (one, two, three):
+    assert (zero_1.weights, zero_1.gradients, zero_1.master, zero_1.optimizer) == (
+        2 * params,
+        4 * params,
+        params / 2,
+        params,
+    )
+    assert (zero_2.weights, zero_2.gradients, zero_2.master, zero_2.optimizer) == (
+        2 * params,
+        4 * held,
+        params / 2,
+        params,
+    )
+    assert zero_3.weights == 2 * held
+    assert zero_3.gradients == 4 * held
+    assert (zero_3.master, zero_3.optimizer) == (params / 2, params)
+    for memory in (zero_1, zero_2, zero_3):
         assert (memory.activations, memory.logits) == (whole.activations, whole.logits)
 
 
@@ -147,9 +157,9 @@ def test_sharding_more_never_holds_more_state(  # type: ignore[no-untyped-def]
     """From six layers on: ZeRO-2 has gradients of two layers whole beside the shards, ZeRO-3 their weights too."""
     memory = MemoryModel(model, workload, A100, tp, 1)
     at = (layers, False, False, policy, holding(held))
-    found = [states(memory.stage(*at, StateSharding(zero, devices))) for zero in range(4)]
-    assert found[0] >= found[1] >= found[2] * (1 - 1e-12)
-    assert found[2] >= found[3] * (1 - 1e-12)
+    state_bytes = [states(memory.stage(*at, StateSharding(zero, devices))) for zero in range(4)]
+    assert state_bytes[0] >= state_bytes[1] >= state_bytes[2] * (1 - 1e-12)
+    assert state_bytes[2] >= state_bytes[3] * (1 - 1e-12)
     alone = [memory.stage(*at, StateSharding(zero, 1)) for zero in range(4)]
     assert alone == [memory.stage(*at, UNSHARDED)] * 4
 
@@ -165,8 +175,8 @@ def test_holders_of_a_machine_by_hand() -> None:
         Pipeline((Stage.of((4,), 0, 3), Stage.of((3,), 3, 6)), 4),
     )
     plan = Plan(lines, ONE_F_ONE_B, Sharding(1, "machine"))
-    found = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster))
-    assert [spread.by_layer for spread in found] == [
+    shardings = state_sharding(plan, sharding_groups(plan, PROBLEM.cluster))
+    assert [spread.by_layer for spread in shardings] == [
         (((2, 2, 2),), ((2, 2, 2),)),
         (((2, 2, 2),), ((2, 2, 2),)),
         (((1, 1, 1),), ((1, 1, 1),)),
@@ -175,8 +185,8 @@ def test_holders_of_a_machine_by_hand() -> None:
     cost, unsharded = model.price(plan), model.price(replace(plan, sharding=Sharding(0)))
     for p, parts in enumerate((2, 2, 1)):
         for s in (0, 1):
-            own, whole = cost.pipelines[p].stages[s].memory, unsharded.pipelines[p].stages[s].memory
-            assert own == replace(whole, master=whole.master / parts, optimizer=whole.optimizer / parts)
+            memory, whole = cost.pipelines[p].stages[s].memory, unsharded.pipelines[p].stages[s].memory
+            assert memory == replace(whole, master=whole.master / parts, optimizer=whole.optimizer / parts)
 
 
 def test_a_tied_matrix_is_spread_over_the_ends_of_all_pipelines_by_hand() -> None:
@@ -188,13 +198,13 @@ def test_a_tied_matrix_is_spread_over_the_ends_of_all_pipelines_by_hand() -> Non
         Pipeline((Stage.of((6,), 0, 6),), 4),
     )
     model = PlanPricer(replace(PROBLEM, model=TIED))
-    whole = [own.stages for own in model.price(Plan(lines, ONE_F_ONE_B)).pipelines]
+    whole = [line.stages for line in model.price(Plan(lines, ONE_F_ONE_B)).pipelines]
     matrix = 4.0 * TIED.vocabulary_params
     for groups, of_a, of_b, others in (("all", 5, 5, ((3, 3), (3, 3, 3), (3,))), ("machine", 3, 2, None)):
         cost = model.price(Plan(lines, ONE_F_ONE_B, Sharding(1, groups)))
-        for p, own in enumerate(cost.pipelines):
-            for s, stage in enumerate(own.stages):
-                at_end, in_a = s in (0, len(own.stages) - 1), lines[p].stages[s].devices[0] < 4
+        for p, pipeline_cost in enumerate(cost.pipelines):
+            for s, stage in enumerate(pipeline_cost.stages):
+                at_end, in_a = s in (0, len(pipeline_cost.stages) - 1), lines[p].stages[s].devices[0] < 4
                 share = matrix / (of_a if in_a else of_b) if at_end else 0.0
                 rest = whole[p][s].memory.master - matrix * at_end
                 if others is not None:
@@ -228,10 +238,10 @@ def test_first_and_last_stage_spread_a_tied_matrix_each_and_sum_it_once() -> Non
     lines = tuple(Pipeline((Stage.of((k,), 0, 3), Stage.of((2 + k,), 3, 6)), 8) for k in range(2))
     rings = PlanPricer(problem).rings(Plan(lines, ONE_F_ONE_B, Sharding(3)))
     half = TIED.layer_params * 3 + TIED.vocabulary_params
-    found = dict(
+    params_by_ring = dict(
         zip(map(tuple, rings.within_group.groups.holders[0].tolist()), rings.within_group.groups.params[0], strict=True)
     )
-    assert found == {(0, 1): half, (2, 3): half + TIED.head_params}
+    assert params_by_ring == {(0, 1): half, (2, 3): half + TIED.head_params}
     (between,), (params,) = rings.between_groups.groups.holders, rings.between_groups.groups.params
     assert between.tolist() == [[0, 2], [1, 3]]
     assert params.tolist() == [TIED.vocabulary_params / 2] * 2
@@ -280,16 +290,16 @@ def test_a_stage_is_as_slow_as_its_slowest_holder() -> None:
     """A100 and RTX 3090 in lockstep, with a network that takes no time: all wait for the RTX 3090."""
     problem = replace(PROBLEM, cluster=two_machines(network_gb_per_s=1e5, intra_bandwidth_gb_per_s=1e5))
     model = PlanPricer(problem)
-    own = {d: model.price(data_parallel((d,), 0)).pipelines[0].stages[0] for d in (0, 4)}
-    assert own[0].forward_s < own[4].forward_s
+    stage_by_device = {d: model.price(data_parallel((d,), 0)).pipelines[0].stages[0] for d in (0, 4)}
+    assert stage_by_device[0].forward_s < stage_by_device[4].forward_s
     for zero in (2, 3):
         together = model.price(data_parallel((0, 4), zero))
         apart = model.price(data_parallel((0, 4), zero, "machine"))
         for k, d in enumerate((0, 4)):
-            assert together.pipelines[k].stages[0].forward_s == pytest.approx(own[4].forward_s, rel=1e-3)
-            assert apart.pipelines[k].stages[0].forward_s == pytest.approx(own[d].forward_s, rel=1e-9)
+            assert together.pipelines[k].stages[0].forward_s == pytest.approx(stage_by_device[4].forward_s, rel=1e-3)
+            assert apart.pipelines[k].stages[0].forward_s == pytest.approx(stage_by_device[d].forward_s, rel=1e-9)
             # Alone in its machine, a device holds everything.
-            assert states(apart.pipelines[k].stages[0].memory) == states(own[d].memory)
+            assert states(apart.pipelines[k].stages[0].memory) == states(stage_by_device[d].memory)
 
 
 def test_hybrid_sharding_all_reduces_shards_between_machines_once() -> None:
@@ -337,15 +347,20 @@ def test_deep_plans_are_valid_and_keep_the_least_state(pair: tuple[Problem, Plan
     free = replace(problem, workload=replace(problem.workload, optimizer_sharding="auto"))
     model = PlanPricer(free)
     each = [model.price(replace(plan, sharding=Sharding(zero, plan.sharding.groups))) for zero in (0, 1, 2)]
-    held = [[one.memory for p in cost.pipelines for s in p.stages for one in s.executors] for cost in each]
-    for whole, one, two in zip(*held, strict=True):
-        assert states(whole) >= states(one) * (1 - 1e-12)
+    held = [[executor.memory for p in cost.pipelines for s in p.stages for executor in s.executors] for cost in each]
+    for whole, zero_1, zero_2 in zip(*held, strict=True):
+        assert states(whole) >= states(zero_1) * (1 - 1e-12)
         # From ZeRO-2 on either end spreads a tied matrix by itself.
-        assert free.model.tied_embeddings or (two.master, two.optimizer) == (one.master, one.optimizer)
-        assert (two.master, two.optimizer) >= (one.master, one.optimizer)
-        same = {"gradients": one.gradients, "master": one.master, "optimizer": one.optimizer, "reserve": one.reserve}
-        assert replace(two, **same) == one
-        assert two.gradients <= 2 * one.gradients  # of two units whole, which may be all that there are
+        assert free.model.tied_embeddings or (zero_2.master, zero_2.optimizer) == (zero_1.master, zero_1.optimizer)
+        assert (zero_2.master, zero_2.optimizer) >= (zero_1.master, zero_1.optimizer)
+        same = {
+            "gradients": zero_1.gradients,
+            "master": zero_1.master,
+            "optimizer": zero_1.optimizer,
+            "reserve": zero_1.reserve,
+        }
+        assert replace(zero_2, **same) == zero_1
+        assert zero_2.gradients <= 2 * zero_1.gradients  # of two units whole, which may be all that there are
     # Scattering layer by layer takes no less than computing does.
     assert each[2].pipeline_s >= each[1].pipeline_s * (1 - 1e-12)
     deepest = model.price(replace(plan, sharding=Sharding(3, plan.sharding.groups)))

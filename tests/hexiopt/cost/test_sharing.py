@@ -115,12 +115,12 @@ def test_equal_pipelines_have_the_spans_of_one_that_stands_for_them() -> None:
     whole = list(Step(running, plan.schedule, links, orders).spans())
     for p in range(4):
         expected = [span for span in whole if span.pipeline == p]
-        found = list(model.spans(plan, model.price(plan), p))
-        assert [replace(span, start_s=0.0, end_s=0.0) for span in found] == [
+        spans = list(model.spans(plan, model.price(plan), p))
+        assert [replace(span, start_s=0.0, end_s=0.0) for span in spans] == [
             replace(span, start_s=0.0, end_s=0.0) for span in expected
         ]
         for ends in ("start_s", "end_s"):
-            assert [getattr(s, ends) for s in found] == pytest.approx([getattr(s, ends) for s in expected], rel=1e-9)
+            assert [getattr(s, ends) for s in spans] == pytest.approx([getattr(s, ends) for s in expected], rel=1e-9)
 
 
 def test_sequence_layouts_end_when_the_event_simulation_says() -> None:

@@ -36,7 +36,7 @@ def test_two_machines_by_hand(zero: int) -> None:
     """Each device sends half of all gradients; under ZeRO-0 the sums of its half, too; and it converts them."""
     after = replace(default_framework(), gradient_sums="after", weight_gathers="after")
     task, plan = problem(1, 1), data_parallel(2, zero)
-    eight, sixteen = (PlanPricer(own, after).price(plan) for own in (task, problem(1, 1, precision="training")))
+    eight, sixteen = (PlanPricer(variant, after).price(plan) for variant in (task, problem(1, 1, precision="training")))
     params, passes = MODEL.num_params, 1 if zero else 2
     half_s = params / 2 / 0.1e9
     moved = (2 + SENT + SENT + 8) + (0 if zero else SENT + 2)

@@ -35,9 +35,9 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
-def assert_equal(found: Cost, expected: Cost) -> None:
+def assert_equal(cost: Cost, expected: Cost) -> None:
     """Equal in every field, but for the rounding of sums in another order."""
-    assert flat(astuple(found)) == pytest.approx(flat(astuple(expected)), rel=1e-9, abs=1e-12)
+    assert flat(astuple(cost)) == pytest.approx(flat(astuple(expected)), rel=1e-9, abs=1e-12)
 
 
 @given(PAIRS, st.randoms(use_true_random=False))
@@ -58,19 +58,23 @@ def last_first(stage: Stage) -> Stage:
             return stage
 
 
-def mirrored(pipeline: Pipeline, cost: PipelineCost) -> PipelineCost:
+def mirror_cost(pipeline: Pipeline, cost: PipelineCost) -> PipelineCost:
     """The price of a pipeline whose samples go to the replicas of every stage in the opposite order."""
     counts, size = [len(stage.parallelism.executors) for stage in pipeline.stages], pipeline.micro_batch_size
 
-    def of(one: Message) -> Message:
-        target = counts[one.target(len(counts))]
-        first = size - one.first_sample - one.samples
-        sender, receiver = counts[one.stage] - 1 - one.sender, target - 1 - one.receiver
-        return replace(one, sender=sender, receiver=receiver, first_sample=first)
+    def of(message: Message) -> Message:
+        target = counts[message.target(len(counts))]
+        first = size - message.first_sample - message.samples
+        sender, receiver = counts[message.stage] - 1 - message.sender, target - 1 - message.receiver
+        return replace(message, sender=sender, receiver=receiver, first_sample=first)
 
     def key(pair: tuple[Message, float]) -> tuple[int, int, bool]:
-        one = pair[0]
-        return (one.target(len(counts)) if one.backward else one.stage), one.first_sample, one.backward
+        message = pair[0]
+        return (
+            (message.target(len(counts)) if message.backward else message.stage),
+            message.first_sample,
+            message.backward,
+        )
 
     messages = sorted(zip(map(of, cost.messages), cost.message_s, strict=True), key=key)
     ends = cost.replica_end_s
@@ -88,17 +92,17 @@ def test_the_order_of_replicas_changes_nothing(pair: tuple[Problem, Plan], reser
     """Turned round in all stages, so that the same replicas still work on the same samples; on GPUs that have room for
     few communicators."""
     problem, plan = pair
-    pipelines = tuple(replace(one, stages=tuple(map(last_first, one.stages))) for one in plan.pipelines)
+    pipelines = tuple(replace(pipeline, stages=tuple(map(last_first, pipeline.stages))) for pipeline in plan.pipelines)
     with (
         patch.object(extra_communicators, "RESERVED_GROUPS", reserved),
         patch.object(communicators, "RESERVED_GROUPS", reserved),
     ):
-        cost, other = (PlanPricer(problem).price(one) for one in (plan, replace(plan, pipelines=pipelines)))
-    expected = tuple(mirrored(*both) for both in zip(plan.pipelines, cost.pipelines, strict=True))
+        cost, other = (PlanPricer(problem).price(variant) for variant in (plan, replace(plan, pipelines=pipelines)))
+    expected = tuple(mirror_cost(*both) for both in zip(plan.pipelines, cost.pipelines, strict=True))
     assert_equal(other, replace(cost, pipelines=expected))
 
 
-def renamed(plan: Plan, to: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Plan:
+def rename_devices(plan: Plan, to: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Plan:
     """The plan on other devices."""
 
     def of(stage: Stage) -> Stage:
@@ -107,16 +111,19 @@ def renamed(plan: Plan, to: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Pla
                 return replace(stage, parallelism=TensorParallel(to(devices)))
             case Replicated(replicas):
                 return replace(
-                    stage, parallelism=Replicated(tuple(Replica(to(one.devices), one.samples) for one in replicas))
+                    stage,
+                    parallelism=Replicated(
+                        tuple(Replica(to(replica.devices), replica.samples) for replica in replicas)
+                    ),
                 )
             case SequenceParallel(groups, order):
-                moved = tuple(SequenceGroup(to(one.devices), one.tokens, one.heads) for one in groups)
+                moved = tuple(SequenceGroup(to(group.devices), group.tokens, group.heads) for group in groups)
                 return replace(stage, parallelism=SequenceParallel(moved, order))
 
     groups: Any = plan.sharding.groups
     if not isinstance(groups, str):
         groups = tuple(map(to, groups))
-    pipelines = tuple(replace(one, stages=tuple(map(of, one.stages))) for one in plan.pipelines)
+    pipelines = tuple(replace(pipeline, stages=tuple(map(of, pipeline.stages))) for pipeline in plan.pipelines)
     return replace(plan, pipelines=pipelines, sharding=Sharding(plan.sharding.stage, groups))
 
 
@@ -146,11 +153,12 @@ def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: A
     for members in kinds.values():
         for m, other in zip(members, random.sample(members, len(members)), strict=True):
             mine, theirs = (
-                [d for d in range(cluster.num_devices) if cluster.machine_of[d] == one] for one in (m, other)
+                [d for d in range(cluster.num_devices) if cluster.machine_of[d] == machine_index]
+                for machine_index in (m, other)
             )
             to.update(zip(mine, random.sample(theirs, len(theirs)), strict=True))
-    moved = renamed(plan, lambda own: tuple(to[d] for d in own))
-    for mine, theirs in zip(*(PlanPricer(problem).pipelines(one) for one in (plan, moved)), strict=True):
+    moved = rename_devices(plan, lambda devices: tuple(to[d] for d in devices))
+    for mine, theirs in zip(*(PlanPricer(problem).pipelines(variant) for variant in (plan, moved)), strict=True):
         assert flat(astuple(mine)) == pytest.approx(flat(astuple(theirs)), rel=1e-9, abs=1e-12)
 
 
@@ -165,7 +173,7 @@ def test_a_crowded_replica_is_priced_wherever_it_stands() -> None:
         cost = PlanPricer(problem).price(Plan((Pipeline(stages, 8, 4),)))
         copies = cost.pipelines[0].stages[1].copies
         held[replicas] = dict(zip((r.devices for r in replicas), (copy.memory for copy in copies), strict=True))
-    one, other = held.values()
-    assert one == other
+    memories, other = held.values()
+    assert memories == other
     reserved = communicators.Communicators(cluster).least_bytes(cluster.gpu_of(16), 1)
-    assert one[16,].communicators > reserved
+    assert memories[16,].communicators > reserved

@@ -71,8 +71,8 @@ def test_norms_and_layer_inputs_are_whole(model: ModelSpec, tp: int, seq_len: in
     more = size * (seq_len - ceil(seq_len / tp))
     norm = 4 * model.hidden_size + (8 if model.norm_bias else 4)
     for policy, expected in (("none", 2 * norm), ("selective", 2 * norm), ("full", 2 * model.hidden_size)):
-        found = whole.layer_activation_bytes(policy) - divided.layer_activation_bytes(policy)
-        assert found == pytest.approx(more * expected)
+        extra_bytes = whole.layer_activation_bytes(policy) - divided.layer_activation_bytes(policy)
+        assert extra_bytes == pytest.approx(more * expected)
 
 
 def test_a_70b_model_with_tp_8_keeps_almost_three_times_the_activations() -> None:
@@ -102,7 +102,7 @@ def test_every_receiver_takes_a_whole_copy(senders: int, receivers: int) -> None
     here, there = tuple(range(senders)), tuple(range(8, 8 + receivers))
     pairs = token_transfers(here, there, divided=False)
     assert [(to, share) for _, to, share in pairs] == [(device, 1.0) for device in there]
-    loads = [sum(sender == one for one, _, _ in pairs) for sender in here]
+    loads = [sum(sender == source for source, _, _ in pairs) for sender in here]
     assert max(loads) == ceil(receivers / senders)
     whole, divided = (route(CLUSTER, here, there, divided=flag) for flag in (False, True))
     assert whole.alone_s(1e9) >= divided.alone_s(1e9)
@@ -120,7 +120,7 @@ def test_files_state_the_switch_only_where_it_is_off() -> None:
     data = problem_to_dict(on), problem_to_dict(off)
     assert "sequence_parallel" not in data[0]["workload"]
     assert data[1]["workload"]["sequence_parallel"] is False
-    assert [problem_from_section(Section(one, "plan.json")) for one in data] == [on, off]
+    assert [problem_from_section(Section(section, "plan.json")) for section in data] == [on, off]
     assert problem_sha256(on) != problem_sha256(off)
     data[1]["workload"]["sequence_parallel"] = "no"
     with pytest.raises(InputError, match=r"workload\.sequence_parallel: 'no' is not true or false"):
@@ -143,15 +143,15 @@ SMALL = replace(LLAMA_70B, num_layers=32, hidden_size=4096, num_heads=32, num_kv
 def test_trainers_state_it_or_refuse(name: str, tp: int) -> None:
     trainer = TRAINERS[name]
     groups = [tuple(range(tp * k, tp * (k + 1))) for k in range(8 // tp)]
-    pipelines = tuple(Pipeline((Stage.of(own, 0, 32),), 8 * tp) for own in groups)
+    pipelines = tuple(Pipeline((Stage.of(devices, 0, 32),), 8 * tp) for devices in groups)
     plan = Plan(pipelines, sharding=Sharding(2 if name in ZERO_2 else 1))
     precision = "fp16" if name == "flashflex" else "bf16"  # the one that it trains in
     problem = Problem(CLUSTER, SMALL, Workload(64, 4096, precision, sequence_parallel=False))
     if name not in WITHOUT:
         ours = "false cannot be trained with tensor parallelism; take true, or constraints.max_tp=1"
         theirs = "no tensor parallelism without sequence parallelism; plan with"
-        said = "ZeRO-1" if tp == 1 else ours if name == EXECUTOR else theirs
-        with pytest.raises(InputError, match=said) if tp > 1 or name in LACK_ZERO_1 else nullcontext():
+        message = "ZeRO-1" if tp == 1 else ours if name == EXECUTOR else theirs
+        with pytest.raises(InputError, match=message) if tp > 1 or name in LACK_ZERO_1 else nullcontext():
             write_program(problem, plan, trainer)
         assert restrict(problem, trainer).space.max_tp == 1
         return

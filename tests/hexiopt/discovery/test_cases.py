@@ -28,16 +28,16 @@ def gpus(discovery: Discovery) -> dict[str, int | None]:
     return counts
 
 
-def numbered(prefix: str, first: int, last: int) -> list[str]:
+def numbered_names(prefix: str, first: int, last: int) -> list[str]:
     return [f"{prefix}{k:03d}" for k in range(first, last + 1)]
 
 
 def test_a_partition_summary_counts_nodes_by_their_list() -> None:
     campus = case("slurm", "sinfo_partition_summary/campus.txt")
-    nodes = [*numbered("m", 17, 20), *numbered("m", 27, 44), *numbered("m", 14, 15)]
+    nodes = [*numbered_names("m", 17, 20), *numbered_names("m", 27, 44), *numbered_names("m", 14, 15)]
     assert gpus(campus) == dict.fromkeys(nodes, 2)
     assert sum(count or 0 for count in gpus(campus).values()) == 48
-    assert expand(",".join(campus.without_gpus)) == ["m011", *numbered("m", 1, 10), "m012", "m013"]
+    assert expand(",".join(campus.without_gpus)) == ["m011", *numbered_names("m", 1, 10), "m012", "m013"]
     whole = gpus(case("slurm", "sinfo_partition_summary/campus_whole.txt"))
     assert sum(count or 0 for count in whole.values()) == 58
     assert (whole["m178"], whole["m171"], whole["m177"]) == (4, 2, 4)
@@ -93,16 +93,16 @@ def test_one_box_of_several_types_asks_for_no_network() -> None:
     assert {entry["name"]: (entry["gpu"], entry["num_gpus"]) for entry in plain.cluster["machines"]} == types
 
 
-def filled(value: Any) -> Any:
+def fill_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: filled(inner) for key, inner in value.items()}
-    return [filled(inner) for inner in value] if isinstance(value, list) else 10 if value is None else value
+        return {key: fill_nulls(inner) for key, inner in value.items()}
+    return [fill_nulls(inner) for inner in value] if isinstance(value, list) else 10 if value is None else value
 
 
 def test_the_file_of_a_box_is_a_cluster_once_its_links_are_stated() -> None:
     """No interface limits the links: each has its own rate also when all others carry as much."""
     texts = Texts(nvidia_smi={"": str(CASES / "seven_gpu_rig/rig.csv")})
-    cluster = cluster_from_section(Section(filled(discover("rig", texts).cluster), "cluster.yaml"))
+    cluster = cluster_from_section(Section(fill_nulls(discover("rig", texts).cluster), "cluster.yaml"))
     assert {machine.nic_bandwidth_bytes_per_s for machine in cluster.machines} == {3 * 10e9}
     assert cluster.is_linked
 

@@ -28,7 +28,7 @@ from tests.hexiopt.discovery.texts import (
 )
 
 
-def found(folder: Path, **texts: Any) -> Discovery:
+def discover_texts(folder: Path, **texts: Any) -> Discovery:
     """The discovery from texts by option: a text, or texts by machine."""
     paths: dict[str, Any] = {}
     for option, text in texts.items():
@@ -45,7 +45,7 @@ def machines(discovery: Discovery) -> dict[str, Any]:
 
 
 def test_a_bridge_at_its_datasheets_rate_and_pcie(tmp_path: Path) -> None:
-    discovery = found(tmp_path, nvidia_smi=LAB, topology=LAB_TOPOLOGY)
+    discovery = discover_texts(tmp_path, nvidia_smi=LAB, topology=LAB_TOPOLOGY)
     assert machines(discovery) == {
         "local": {
             "name": "local",
@@ -61,14 +61,14 @@ def test_a_bridge_at_its_datasheets_rate_and_pcie(tmp_path: Path) -> None:
 
 
 def test_nvlinks_of_one_number_are_the_usual_rate(tmp_path: Path) -> None:
-    (entry,) = found(tmp_path, nvidia_smi={"d": A100}, topology=A100_TOPOLOGY).cluster["machines"]
+    (entry,) = discover_texts(tmp_path, nvidia_smi={"d": A100}, topology=A100_TOPOLOGY).cluster["machines"]
     assert entry["intra_bandwidth_gb_per_s"] == 300.0  # 12 NVLinks of 25 GB/s and direction
     assert "intra_links" not in entry
     assert entry["network_interfaces"] is None
 
 
 def test_a_cube_mesh_has_a_rate_where_it_has_links(tmp_path: Path) -> None:
-    (entry,) = found(tmp_path, nvidia_smi=DGX, topology=DGX_TOPOLOGY).cluster["machines"]
+    (entry,) = discover_texts(tmp_path, nvidia_smi=DGX, topology=DGX_TOPOLOGY).cluster["machines"]
     assert entry["intra_bandwidth_gb_per_s"] is None
     rates = {tuple(link["between"]): link["bandwidth_gb_per_s"] for link in entry["intra_links"]}
     assert len(rates) == 16
@@ -77,7 +77,7 @@ def test_a_cube_mesh_has_a_rate_where_it_has_links(tmp_path: Path) -> None:
 
 
 def test_a_machine_of_several_types_is_a_part_for_each(tmp_path: Path) -> None:
-    discovery = found(tmp_path, slurm=SCONTROL)
+    discovery = discover_texts(tmp_path, slurm=SCONTROL)
     entries = machines(discovery)
     assert list(entries) == ["gpu01", "gpu02.tesla", "gpu02.t4"]
     assert (entries["gpu02.tesla"]["gpu"], entries["gpu02.t4"]["gpu"]) == (None, "t4")
@@ -92,24 +92,24 @@ def test_a_topology_of_mixed_types_counts_each_part_from_zero(tmp_path: Path) ->
     mixed = LAB.replace("NVIDIA GeForce RTX 3090, 00000000:17:00.0, 0, 24576", "Tesla T4, 00000000:17:00.0, 0, 15360")
     topology = LAB_TOPOLOGY.replace("NV4", "PHB").replace("\tPHB\t X \t16", "\tNV4\t X \t16")
     topology = topology.replace(" X \tPHB\t16", " X \tNV4\t16")
-    entries = machines(found(tmp_path, nvidia_smi=mixed, topology=topology))
+    entries = machines(discover_texts(tmp_path, nvidia_smi=mixed, topology=topology))
     assert entries["local.t4"] == {"name": "local.t4", "gpu": "t4", "num_gpus": 1}
     assert entries["local.rtx_3090"]["intra_links"] == [{"between": [1, 2], "bandwidth_gb_per_s": 56.25}]
 
 
 def test_alike_machines_are_counted_where_their_names_say_so(tmp_path: Path) -> None:
-    discovery = found(tmp_path, slurm=SCONTROL_ONE_LINE)
+    discovery = discover_texts(tmp_path, slurm=SCONTROL_ONE_LINE)
     (entry,) = discovery.cluster["machines"]
     assert (entry["name"], entry["count"], entry["gpu"]) == ("d", 2, None)
     assert "a100_40gb_pcie, a100_40gb_sxm, a100_80gb_pcie or a100_80gb_sxm" in discovery.notes["d"][0]
-    names = [entry["name"] for entry in found(tmp_path, slurm=SINFO).cluster["machines"]]
+    names = [entry["name"] for entry in discover_texts(tmp_path, slurm=SINFO).cluster["machines"]]
     assert names == ["gpu[01-02]", "gpu03"]
     for lines in ("d-0 gpu:t4:2\nd-1 gpu:t4:4\n", "d-1 gpu:t4:2\nd-2 gpu:t4:2\n", "d-0 gpu:2\nd-1 gpu:2\nd gpu:2\n"):
-        assert all("count" not in entry for entry in found(tmp_path, slurm=lines).cluster["machines"])
+        assert all("count" not in entry for entry in discover_texts(tmp_path, slurm=lines).cluster["machines"])
 
 
 def test_a_hostfile_alone_leaves_almost_all_open(tmp_path: Path) -> None:
-    discovery = found(tmp_path, hostfile=HOSTFILE)
+    discovery = discover_texts(tmp_path, hostfile=HOSTFILE)
     assert [(m["name"], m["num_gpus"]) for m in discovery.cluster["machines"]] == [
         ("a", 8),
         ("b", 4),
@@ -138,7 +138,7 @@ def test_a_hostfile_alone_leaves_almost_all_open(tmp_path: Path) -> None:
 )
 def test_contradictions_are_refused(tmp_path: Path, texts: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        cluster_text(found(tmp_path, **texts).cluster, [], {})
+        cluster_text(discover_texts(tmp_path, **texts).cluster, [], {})
 
 
 CASES: list[dict[str, Any]] = [
@@ -152,24 +152,24 @@ CASES: list[dict[str, Any]] = [
 KNOWN = {"gpu": "t4", "num_gpus": 4, "network_interfaces": 2}
 
 
-def filled(value: Any, key: str = "") -> Any:
+def fill_nulls(value: Any, key: str = "") -> Any:
     """With a value in place of each null."""
     if isinstance(value, dict):
-        return {name: filled(inner, name) for name, inner in value.items()}
+        return {name: fill_nulls(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
-        return [filled(inner) for inner in value]
+        return [fill_nulls(inner) for inner in value]
     return KNOWN.get(key, 1.5) if value is None else value
 
 
 @pytest.mark.parametrize("texts", CASES)
 def test_the_file_is_a_cluster_once_its_nulls_are_filled(tmp_path: Path, texts: dict[str, Any]) -> None:
-    discovery = found(tmp_path, **texts)
+    discovery = discover_texts(tmp_path, **texts)
     written = cluster_text(discovery.cluster, ["A head."], discovery.notes)
     data = parse(written, "cluster.yaml", as_json=False)
     assert data == discovery.cluster
     with pytest.raises(InputError, match=r"(is|are) unknown \(null\).*hexiopt profile"):
         cluster_from_section(Section(data, "cluster.yaml"))
-    cluster_from_section(Section(filled(data), "cluster.yaml"))
+    cluster_from_section(Section(fill_nulls(data), "cluster.yaml"))
 
 
 LIKE = "".join(
@@ -187,10 +187,10 @@ LIKE = "".join(
 
 def test_what_is_read_on_one_node_stands_for_its_kind(tmp_path: Path) -> None:
     """Equal GRES and features, of which one says something; two that say something differently stay by themselves."""
-    plain = {node: entry["gpu"] for node, entry in machines(found(tmp_path, slurm=LIKE)).items()}
+    plain = {node: entry["gpu"] for node, entry in machines(discover_texts(tmp_path, slurm=LIKE)).items()}
     assert plain == {"d": None, "old": None, "x": None, "y": None}
     texts = {"nvidia_smi": {"d-1": A100, "x": A100}, "topology": {"d-1": A100_TOPOLOGY}}
-    discovery = found(tmp_path, slurm=LIKE, **texts)
+    discovery = discover_texts(tmp_path, slurm=LIKE, **texts)
     entries = machines(discovery)
     assert {node: entry["gpu"] for node, entry in entries.items()} == {
         "d": "a100_80gb_sxm",
@@ -201,7 +201,7 @@ def test_what_is_read_on_one_node_stands_for_its_kind(tmp_path: Path) -> None:
     assert (entries["d"]["count"], entries["d"]["intra_bandwidth_gb_per_s"]) == (3, 300.0)
     assert "read on d-1 for all nodes of equal GPUs and features" in discovery.notes["d"]
     both = {"nvidia_smi": {"d-0": A100, "d-1": A100}}
-    assert {node: one["gpu"] for node, one in machines(found(tmp_path, slurm=LIKE, **both)).items()} == {
+    assert {node: entry["gpu"] for node, entry in machines(discover_texts(tmp_path, slurm=LIKE, **both)).items()} == {
         "d-[0-1]": "a100_80gb_sxm",
         "d-2": None,
         "old": None,
@@ -213,7 +213,7 @@ def test_what_is_read_on_one_node_stands_for_its_kind(tmp_path: Path) -> None:
 def test_a_fabric_is_not_read_on_another_node(tmp_path: Path) -> None:
     header, *rows = A100.splitlines()
     fabric = [header + ", fabric.clusterUuid, fabric.cliqueId", *(row + ", 1-2-3, 7" for row in rows)]
-    entries = machines(found(tmp_path, slurm=LIKE, nvidia_smi={"d-1": "\n".join(fabric) + "\n"}))
+    entries = machines(discover_texts(tmp_path, slurm=LIKE, nvidia_smi={"d-1": "\n".join(fabric) + "\n"}))
     assert (entries["d"]["num_gpus"], entries["d"]["count"]) == (4, 3)
 
 
@@ -230,13 +230,13 @@ def test_all_nulls_are_named_at_once() -> None:
 
 def test_a_null_is_refused_with_key_and_machine() -> None:
     links = [{"between": ["a", "b"], "bandwidth_gb_per_s": None}]
-    one = {"name": "a", "gpu": "t4", "num_gpus": 2, "intra_bandwidth_gb_per_s": 1}
+    machine = {"name": "a", "gpu": "t4", "num_gpus": 2, "intra_bandwidth_gb_per_s": 1}
     for entry, key in (
-        ({**one, "gpu": None}, "gpu"),
-        ({**one, "intra_bandwidth_gb_per_s": None}, "intra_bandwidth_gb_per_s"),
-        ({**one, "intra_latency_us": None}, "intra_latency_us"),
+        ({**machine, "gpu": None}, "gpu"),
+        ({**machine, "intra_bandwidth_gb_per_s": None}, "intra_bandwidth_gb_per_s"),
+        ({**machine, "intra_latency_us": None}, "intra_latency_us"),
         (
-            {**one, "intra_links": [{"between": [0, 1], "bandwidth_gb_per_s": None}]},
+            {**machine, "intra_links": [{"between": [0, 1], "bandwidth_gb_per_s": None}]},
             "intra_links[0].bandwidth_gb_per_s",
         ),
     ):
@@ -246,7 +246,7 @@ def test_a_null_is_refused_with_key_and_machine() -> None:
             f"my.yaml: machines[0].{key}: is unknown (null) for machine 'a'; "
             "state it, or measure it with 'hexiopt profile'"
         )
-    both = {"name": "x", "inter_machine": {"bandwidth_gb_per_s": 1}, "machines": [one, {**one, "name": "b"}]}
+    both = {"name": "x", "inter_machine": {"bandwidth_gb_per_s": 1}, "machines": [machine, {**machine, "name": "b"}]}
     with pytest.raises(InputError, match=r"links\[0\].bandwidth_gb_per_s: .*for the link of 'a' and 'b'; .*profile"):
         cluster_from_section(Section({**both, "links": links}, "my.yaml"))
 
@@ -268,17 +268,17 @@ def test_what_nccl_tests_measured_stands_over_a_datasheet(tmp_path: Path) -> Non
     (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n")
     (tmp_path / "nccl.txt").write_text(text)
     texts = Texts(hostfile=str(tmp_path / "hosts"), nccl_tests={"a": str(tmp_path / "nccl.txt")})
-    found = discover("ours", texts)
-    a, b = found.cluster["machines"]
+    discovery = discover("ours", texts)
+    a, b = discovery.cluster["machines"]
     assert a["intra_bandwidth_gb_per_s"] == pytest.approx(231, rel=1e-3)
     assert b["intra_bandwidth_gb_per_s"] is None
-    assert any("nccl-tests" in note for note in found.notes["a"])
+    assert any("nccl-tests" in note for note in discovery.notes["a"])
 
 
 def test_machines_on_one_nvlink_fabric_are_one_machine(tmp_path: Path) -> None:
     names = [f"tray-{k}" for k in range(18)]
     alone = GB200_MACHINE.replace("8ee5b8b0-3f0a-4a53-8f2c-9a9c5e1d7a11", "00000000-0000-0000-0000-000000000000")
-    discovery = found(
+    discovery = discover_texts(
         tmp_path,
         nvidia_smi=dict.fromkeys(names, GB200_MACHINE) | {"alone": alone},
         topology=dict.fromkeys(names, GB200_TOPOLOGY),
@@ -292,4 +292,4 @@ def test_machines_on_one_nvlink_fabric_are_one_machine(tmp_path: Path) -> None:
 
 def test_machines_on_one_nvlink_fabric_must_be_alike(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a and b: are on one NVLink fabric and differ"):
-        found(tmp_path, nvidia_smi={"a": GB200_MACHINE, "b": GB200_MACHINE}, topology={"a": GB200_TOPOLOGY})
+        discover_texts(tmp_path, nvidia_smi={"a": GB200_MACHINE, "b": GB200_MACHINE}, topology={"a": GB200_TOPOLOGY})

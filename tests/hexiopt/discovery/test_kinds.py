@@ -18,7 +18,7 @@ from hexiopt.errors import InputError
 MIB = 2**20
 
 
-def shown(inventory: Inventory) -> dict[str, Any]:
+def product_counts(inventory: Inventory) -> dict[str, Any]:
     """Products and counts of the nodes in service."""
     return {
         name: tuple((group.product, group.count) for group in node.gpus)
@@ -55,7 +55,7 @@ def test_a_table_is_read_by_its_header_whatever_its_columns(
     path.write_text("\n".join(" ".join(row) for row in rows) + "\n")
     out = {"drain", "down*"} if "STATE" in columns else set()
     expected = {name: (gres,) if gres else () for name, (gres, state) in nodes.items() if state not in out}
-    assert shown(read("slurm", str(path))) == expected
+    assert product_counts(read("slurm", str(path))) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_table_is_read_by_its_header_whatever_its_columns(
     ],
 )
 def test_tables_of_sinfo(write: Callable[[str], str], text: str, nodes: dict[str, Any]) -> None:
-    assert shown(read("slurm", write(text))) == nodes
+    assert product_counts(read("slurm", write(text))) == nodes
 
 
 REFUSED = [
@@ -113,7 +113,7 @@ def test_a_table_that_may_be_misread_is_refused(write: Callable[[str], str], tex
 
 def test_a_reason_is_no_key(write: Callable[[str], str]) -> None:
     text = "NodeName=a Arch=x86_64 Gres=gpu:t4:2 State=IDLE Reason=was Gres=gpu:t4:4 State=DOWN\n"
-    assert shown(read("slurm", write(text))) == {"a": (("t4", 2),)}
+    assert product_counts(read("slurm", write(text))) == {"a": (("t4", 2),)}
 
 
 def test_the_two_counts_of_a_record_must_agree(write: Callable[[str], str]) -> None:
@@ -135,7 +135,7 @@ def test_slurm_conf(write: Callable[[str], str]) -> None:
         "DownNodes=c2 State=DOWN\n"
     )
     inventory = read("slurm", write(text))
-    assert shown(inventory) == {"a1": (("t4", 1),), "a2": (("t4", 1),), "c1": (("a10", 4),)}
+    assert product_counts(inventory) == {"a1": (("t4", 1),), "a2": (("t4", 1),), "c1": (("a10", 4),)}
     assert {name: node.outage for name, node in inventory.nodes.items() if node.outage} == {"b": "DRAIN", "c2": "DOWN"}
     assert inventory.notes == ("not read: Include gpus.conf",)
 
@@ -158,7 +158,7 @@ def test_gres_conf_counts_files_and_adds_lines(write: Callable[[str], str]) -> N
         "NodeName=a Name=gpu Type=a100 File=/dev/nvidia[0-3] # first\nNodeName=a Name=gpu Type=a100 File=/dev/nvidia4\n"
         "NodeName=a Name=gpu Type=t4 Count=2\nNodeName=b Name=shard Count=8\nNodeName=b Name=gpu File=/dev/nvidia0\n"
     )
-    assert shown(read("slurm", write(text))) == {"a": (("a100", 5), ("t4", 2)), "b": ((None, 1),)}
+    assert product_counts(read("slurm", write(text))) == {"a": (("a100", 5), ("t4", 2)), "b": ((None, 1),)}
 
 
 # JSON and Kubernetes
@@ -172,7 +172,7 @@ def test_json_of_slurm(write: Callable[[str], str]) -> None:
         {"name": "d", "gres": "gpu:2", "state": "mixed", "state_flags": ["NOT_RESPONDING"]},
     ]
     inventory = read("slurm", write(json.dumps({"meta": {}, "errors": [], "nodes": nodes})))
-    assert shown(inventory) == {"a": (("a100", 4),), "c": ()}
+    assert product_counts(inventory) == {"a": (("a100", 4),), "c": ()}
     assert (inventory.nodes["a"].features, inventory.nodes["d"].outage) == ("ib", "mixed+NOT_RESPONDING")
     rows = [
         {
@@ -182,7 +182,10 @@ def test_json_of_slurm(write: Callable[[str], str]) -> None:
         },
         {"node": {"state": ["DOWN"]}, "nodes": {"nodes": ["c"]}, "gres": {"total": ""}},
     ]
-    assert shown(read("slurm", write(json.dumps({"sinfo": rows})))) == {"a": (("h100", 8),), "b": (("h100", 8),)}
+    assert product_counts(read("slurm", write(json.dumps({"sinfo": rows})))) == {
+        "a": (("h100", 8),),
+        "b": (("h100", 8),),
+    }
     with pytest.raises(InputError, match="node a: 'a' has no GRES, so its GPUs are not stated"):
         read("slurm", write(json.dumps({"nodes": [{"name": "a"}]})))
 
@@ -216,7 +219,7 @@ def test_kubernetes_nodes(write: Callable[[str], str]) -> None:
     ]
     inventory = read("kubernetes", write(json.dumps({"apiVersion": "v1", "kind": "List", "items": items})))
     h100 = "NVIDIA-H100-80GB-HBM3"
-    assert shown(inventory) == {
+    assert product_counts(inventory) == {
         "a": ((h100, 8),),
         "cpu": (),
         "broken": ((h100, 7),),
@@ -232,7 +235,7 @@ def test_kubernetes_nodes(write: Callable[[str], str]) -> None:
         "apiVersion: v1\nkind: Node\nmetadata:\n  name: a\n  labels: {nvidia.com/gpu.product: Tesla-T4}\n"
         "status:\n  capacity: {nvidia.com/gpu: '4'}\n"
     )
-    assert shown(read("kubernetes", write(yaml))) == {"a": (("Tesla-T4", 4),)}
+    assert product_counts(read("kubernetes", write(yaml))) == {"a": (("Tesla-T4", 4),)}
     with pytest.raises(InputError, match=r"node a: 'a' has the label nvidia.com/gpu.count=4 and a capacity of 8"):
         read(
             "kubernetes",
@@ -251,7 +254,7 @@ def test_kubectl_describe(write: Callable[[str], str]) -> None:
         for name, cordoned, ready in (("a", "false", "True"), ("b", "true", "True"), ("c", "false", "False"))
     )
     inventory = read("kubernetes", write(text))
-    assert shown(inventory) == {"a": (("NVIDIA-L4", 4),)}
+    assert product_counts(inventory) == {"a": (("NVIDIA-L4", 4),)}
     assert {name: node.outage for name, node in inventory.nodes.items()} == {
         "a": None,
         "b": "SchedulingDisabled",

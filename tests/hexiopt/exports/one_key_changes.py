@@ -65,10 +65,10 @@ def with_keys(layout: StatedLayout, keys: Mapping[str, Any]) -> StatedLayout:
         case "toml":
             text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items() if value != {})
         case "json":
-            text = json.dumps(_nested(keys))
+            text = json.dumps(_nest(keys))
         case "yaml":
             comments = [line for line in layout.text.splitlines() if line.lstrip().startswith("#")]
-            text = "\n".join([*comments, yaml.safe_dump(_nested(keys), sort_keys=False)])
+            text = "\n".join([*comments, yaml.safe_dump(_nest(keys), sort_keys=False)])
         case "lines":
             text = "".join(f"{key}={value}\n" for key, value in keys.items())
         case "shell":
@@ -79,7 +79,7 @@ def with_keys(layout: StatedLayout, keys: Mapping[str, Any]) -> StatedLayout:
     return replace(layout, text=text)
 
 
-def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(keys: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in keys.items():
         *tables, name = key.split(".")
@@ -91,16 +91,16 @@ def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Keys:
-    found: Keys = {}
+    arguments: Keys = {}
     name = None
     lines = (line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
     for word in re.sub(r'\w+="', " ", " ".join(lines)).replace('"', " ").split():
         if word.startswith("--"):
             name = word[2:]
-            found[name] = []
+            arguments[name] = []
         elif name is not None:
-            found[name].append(word)
-    return found
+            arguments[name].append(word)
+    return arguments
 
 
 def _assignments(text: str) -> Iterator[tuple[str, ast.expr]]:
@@ -111,7 +111,7 @@ def _assignments(text: str) -> Iterator[tuple[str, ast.expr]]:
         elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
             for keyword in node.value.keywords:
                 inner = keyword.value.keywords if isinstance(keyword.value, ast.Call) else []
-                yield from ((f"{keyword.arg}.{own.arg}", own.value) for own in inner)
+                yield from ((f"{keyword.arg}.{argument.arg}", argument.value) for argument in inner)
                 if not inner:
                     yield str(keyword.arg), keyword.value
 
@@ -127,14 +127,14 @@ def _with_assignments(text: str, keys: Mapping[str, str]) -> str:
 # ----------------------------------------------------------------------------- changes
 
 
-def dropped(layout: StatedLayout) -> Iterator[Change]:
+def drop_keys(layout: StatedLayout) -> Iterator[Change]:
     """Each key taken out."""
     keys = keys_of(layout)
     for key in keys:
         yield Change("drop", key, with_keys(layout, {name: value for name, value in keys.items() if name != key}))
 
 
-def renamed(layout: StatedLayout) -> Iterator[Change]:
+def rename_keys(layout: StatedLayout) -> Iterator[Change]:
     """Each key misspelt."""
     keys = keys_of(layout)
     for key in keys:
@@ -142,7 +142,7 @@ def renamed(layout: StatedLayout) -> Iterator[Change]:
         yield Change("rename", key, with_keys(layout, other))
 
 
-def revalued(layout: StatedLayout) -> Iterator[Change]:
+def change_values(layout: StatedLayout) -> Iterator[Change]:
     """Each key with other values of its kind."""
     keys = keys_of(layout)
     for key, value in keys.items():
@@ -150,7 +150,7 @@ def revalued(layout: StatedLayout) -> Iterator[Change]:
             yield Change(f"set to {other!r}", key, with_keys(layout, keys | {key: other}))
 
 
-def added(layout: StatedLayout, vocabulary: Mapping[str, Any]) -> Iterator[Change]:
+def add_keys(layout: StatedLayout, vocabulary: Mapping[str, Any]) -> Iterator[Change]:
     """Each key of `vocabulary` that the file lacks, with its value there, and one that is nobody's."""
     keys = keys_of(layout)
     for key, value in {**vocabulary, "nobodys_key": _unknown(layout.kind)}.items():

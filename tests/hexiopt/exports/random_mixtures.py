@@ -172,9 +172,12 @@ def grid_of_cells(rng: random.Random, model: ModelSpec) -> Drawn:
     devices = iter(range(where.num_devices))
     stages = tuple(
         LayoutStage(
-            tuple(tuple(next(devices) for _ in range(tp)) for _ in range(cell * copies)), own, recompute.of(own), cell
+            tuple(tuple(next(devices) for _ in range(tp)) for _ in range(cell * copies)),
+            ranges,
+            recompute.of(ranges),
+            cell,
         )
-        for own in layers
+        for ranges in layers
     )
     drawn = JobLayout(stages, count, rng.choice((1, 2)) * cell * copies)
     plan = plan_of_layout(drawn, INTERLEAVED if chunks > 1 else ONE_F_ONE_B, rng.choice((0, 1)))
@@ -199,10 +202,10 @@ def chain_of_cells(rng: random.Random, model: ModelSpec) -> Drawn:
         degrees[-1] = degrees[0]
     where = Cluster.of({"h100_80gb_sxm": 8 * -(-sum(t * r for t, r in degrees) * copies // 8)}, inter_gb_per_s=50)
     devices, stages = iter(range(where.num_devices)), []
-    for (tp, cell), own in zip(degrees, ranges_of(cuts(rng, model.num_layers, num_stages), num_stages), strict=True):
-        block = BlockRecompute("full", rng.choice((None, rng.randint(1, own[0][1] - own[0][0]))))
+    for (tp, cell), ranges in zip(degrees, ranges_of(cuts(rng, model.num_layers, num_stages), num_stages), strict=True):
+        block = BlockRecompute("full", rng.choice((None, rng.randint(1, ranges[0][1] - ranges[0][0]))))
         replicas = tuple(tuple(next(devices) for _ in range(tp)) for _ in range(cell * copies))
-        stages.append(LayoutStage(replicas, own, block.of(own), cell))
+        stages.append(LayoutStage(replicas, ranges, block.of(ranges), cell))
     drawn = JobLayout(tuple(stages), rng.randint(1, 4), 8 * copies)
     workload = Workload(drawn.global_batch, 4096, "bf16", routing=rng.choice(("natural", "forced")))
     return Problem(where, model, workload), plan_of_layout(drawn, ONE_F_ONE_B, rng.choice((0, 1)))

@@ -49,12 +49,12 @@ def cuts(rng: random.Random, total: int, parts: int) -> list[int]:
 def groups_of(rng: random.Random, where: Cluster, sizes: list[int]) -> list[tuple[int, ...]]:
     """TP groups of these sizes (powers of two up to 8), each inside a machine, no device in two."""
     free = {m: list(range(8 * m, 8 * m + 8)) for m in range(len(where.machines))}
-    found: dict[int, tuple[int, ...]] = {}
+    groups: dict[int, tuple[int, ...]] = {}
     for k in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
-        machine = rng.choice([m for m, own in free.items() if len(own) >= sizes[k]])
-        found[k] = tuple(free[machine][: sizes[k]])
+        machine = rng.choice([m for m, devices in free.items() if len(devices) >= sizes[k]])
+        groups[k] = tuple(free[machine][: sizes[k]])
         del free[machine][: sizes[k]]
-    return [found[k] for k in range(len(sizes))]
+    return [groups[k] for k in range(len(sizes))]
 
 
 def grid(
@@ -85,7 +85,9 @@ def grid(
     elif blocks and rng.random() < 0.3:
         recompute = BlockRecompute("full", together=rng.randint(2, 4))
     flat = groups_of(rng, where, [tp] * (pipelines * num_stages))
-    stages = tuple(LayoutStage(tuple(flat[s::num_stages]), own, recompute.of(own)) for s, own in enumerate(layers))
+    stages = tuple(
+        LayoutStage(tuple(flat[s::num_stages]), ranges, recompute.of(ranges)) for s, ranges in enumerate(layers)
+    )
     drawn = JobLayout(stages, count, rng.choice((1, 2, 4)) * pipelines)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE, "interleaved": INTERLEAVED}[name]
     zero = rng.choice(zeros)
@@ -121,15 +123,15 @@ def chain(
     layers = ranges_of(cuts(rng, 32, num_stages), num_stages)
     flat = groups_of(rng, where, [tp for tp, dp in degrees for _ in range(dp)])
     stages = []
-    for (_, dp), own in zip(degrees, layers, strict=True):
+    for (_, dp), ranges in zip(degrees, layers, strict=True):
         replicas, flat = tuple(flat[:dp]), flat[dp:]
-        many = own[0][1] - own[0][0]
+        many = ranges[0][1] - ranges[0][0]
         block = rng.choice((None, rng.randint(1, many)))
-        policy = BlockRecompute(rng.choice(("none", "full")) if block is None else "full", block).of(own)
+        policy = BlockRecompute(rng.choice(("none", "full")) if block is None else "full", block).of(ranges)
         if not first_layers and many > 1 and rng.random() < 0.5:
             policy = tuple(rng.choice(("none", "full")) for _ in range(many))
             policy = policy[:1] if len(set(policy)) == 1 else policy
-        stages.append(LayoutStage(replicas, own, policy))
+        stages.append(LayoutStage(replicas, ranges, policy))
     size = 8 * rng.randint(1, 2)
     drawn = JobLayout(tuple(stages), rng.randint(1, 6), size)
     schedule = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE}[rng.choice(schedules)]
@@ -142,9 +144,9 @@ def unequal(rng: random.Random) -> Drawn:
     for _ in range(rng.randint(1, 3)):
         sizes.append([rng.choice((1, 2, 4)) for _ in range(rng.randint(1, 3))])
     where = cluster(rng, 2 * sum(map(sum, sizes)))
-    flat = groups_of(rng, where, [tp for own in sizes for tp in own])
-    for own in sizes:
-        layers = ranges_of(cuts(rng, 32, len(own)), len(own))
+    flat = groups_of(rng, where, [tp for degrees in sizes for tp in degrees])
+    for tps in sizes:
+        layers = ranges_of(cuts(rng, 32, len(tps)), len(tps))
         stages = tuple(Stage.of(flat.pop(0), *ranges[0], policy) for ranges in layers)
         pipelines.append(Pipeline(stages, rng.randint(1, 9), rng.choice((1, 2, 4))))
     plan = Plan(tuple(pipelines), rng.choice((ONE_F_ONE_B, GPIPE)), Sharding(0))
@@ -180,7 +182,7 @@ DRAWN: dict[str, Callable[[random.Random], Drawn]] = {
 }
 
 
-def drawn(trainer: str, rng: random.Random) -> Drawn:
+def draw_case(trainer: str, rng: random.Random) -> Drawn:
     """A random problem and a plan of it that the trainer's format expresses."""
     problem, plan = DRAWN[trainer](rng)
     if trainer == "accelerate":

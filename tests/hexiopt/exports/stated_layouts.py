@@ -17,7 +17,7 @@ from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.model import ModelSpec
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS
 from tests.hexiopt.exports.random_mixtures import grid_of_cells, hybrid, mixture
-from tests.hexiopt.exports.random_plans import LLAMA_7B, Drawn, drawn
+from tests.hexiopt.exports.random_plans import LLAMA_7B, Drawn, draw_case
 from tests.hexiopt.exports.torchtitan_texts import EXPERT_PYTHON, EXPERT_TOML, PYTHON, TOML
 from tests.hexiopt.shapes_of_kinds import model_of
 
@@ -298,7 +298,7 @@ _FLAGSCALE = {
 }
 
 
-def _dedented(text: str) -> str:
+def _dedent(text: str) -> str:
     lines = text.strip("\n").splitlines()
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return "\n".join(line[margin:] for line in lines) + "\n"
@@ -314,13 +314,13 @@ def stated_layouts() -> list[StatedLayout]:
     """All layouts that people state."""
     return [
         *(
-            StatedLayout(name, "torchtitan", "toml", _dedented(text), gpus, LLAMA_70B if "70B" in name else LLAMA_7B)
+            StatedLayout(name, "torchtitan", "toml", _dedent(text), gpus, LLAMA_70B if "70B" in name else LLAMA_7B)
             for name, (gpus, text) in TOML.items()
         ),
         *(StatedLayout(name, "torchtitan", "python", text) for name, text in PYTHON.items()),
         *(StatedLayout(name, "deepspeed", "json", text) for name, text in _DEEPSPEED.items()),
         *(
-            StatedLayout(name, "accelerate", "yaml", _dedented(text), {"hybrid": 16, "one GPU": 1}.get(name, 8))
+            StatedLayout(name, "accelerate", "yaml", _dedent(text), {"hybrid": 16, "one GPU": 1}.get(name, 8))
             for name, text in _ACCELERATE.items()
         ),
         *(StatedLayout(name, "galvatron", "json", _galvatron(text)) for name, text in _GALVATRON.items()),
@@ -329,12 +329,12 @@ def stated_layouts() -> list[StatedLayout]:
             StatedLayout(name, "megatron", "shell", f"torchrun pretrain_gpt.py {_MEGATRON_MODEL}{text}\n", model=None)
             for name, text in _MEGATRON.items()
         ),
-        *(StatedLayout(name, "megatron_bridge", "lines", _dedented(text)) for name, text in _BRIDGE.items()),
-        *(StatedLayout(name, "flagscale", "yaml", _dedented(text), model=None) for name, text in _FLAGSCALE.items()),
-        StatedLayout("EP", "torchtitan", "toml", _dedented(EXPERT_TOML), 16, DEEPSEEK_16B),
+        *(StatedLayout(name, "megatron_bridge", "lines", _dedent(text)) for name, text in _BRIDGE.items()),
+        *(StatedLayout(name, "flagscale", "yaml", _dedent(text), model=None) for name, text in _FLAGSCALE.items()),
+        StatedLayout("EP", "torchtitan", "toml", _dedent(EXPERT_TOML), 16, DEEPSEEK_16B),
         StatedLayout("EP in Python", "torchtitan", "python", EXPERT_PYTHON, 8, DEEPSEEK_16B),
         StatedLayout("AutoEP", "deepspeed", "json", _EXPERT_JSON, 8, DEEPSEEK_16B),
-        StatedLayout("EP", "accelerate", "yaml", _dedented(_EXPERT_YAML), 8, DEEPSEEK_16B),
+        StatedLayout("EP", "accelerate", "yaml", _dedent(_EXPERT_YAML), 8, DEEPSEEK_16B),
     ]
 
 
@@ -355,18 +355,18 @@ Draws = list[tuple[str, str, Callable[[random.Random], Drawn]]]  # a name, the t
 
 def exported_layouts(seeds: range) -> list[StatedLayout]:
     """The files that every exporter writes for random plans."""
-    draws: Draws = [(trainer, trainer, partial(drawn, trainer)) for trainer in _KINDS]
-    return _exported(draws + [(f"{trainer} experts", trainer, draw) for trainer, draw in EXPERT_PLANS.items()], seeds)
+    draws: Draws = [(trainer, trainer, partial(draw_case, trainer)) for trainer in _KINDS]
+    return _export(draws + [(f"{trainer} experts", trainer, draw) for trainer, draw in EXPERT_PLANS.items()], seeds)
 
 
 def exported_mixtures(seeds: range) -> list[StatedLayout]:
     """Scripts of Megatron-LM for random models of several kinds of layers, and of blocks."""
     layers, blocks = lambda rng: grid_of_cells(rng, mixture(rng)), lambda rng: grid_of_cells(rng, hybrid(rng))
-    return _exported([("layers", "megatron", layers), ("blocks", "megatron", blocks)], seeds)
+    return _export([("layers", "megatron", layers), ("blocks", "megatron", blocks)], seeds)
 
 
-def _exported(draws: Draws, seeds: range) -> list[StatedLayout]:
-    found = []
+def _export(draws: Draws, seeds: range) -> list[StatedLayout]:
+    layouts = []
     for name, trainer, draw in draws:
         kind = _KINDS[trainer]
         for seed in seeds:
@@ -375,5 +375,5 @@ def _exported(draws: Draws, seeds: range) -> list[StatedLayout]:
             text = next(iter(program.files.values()))
             model = None if trainer in ("megatron", "flagscale") else problem.model
             where = problem.cluster, program.devices
-            found.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(where[1]), model, *where))
-    return found
+            layouts.append(StatedLayout(f"exported {seed}", trainer, kind, text, len(where[1]), model, *where))
+    return layouts

@@ -39,16 +39,20 @@ def stages(*layers: tuple[int, int, int], policy: str = "full") -> tuple[Stage, 
 
 
 def plan(*pipelines: tuple[Stage, ...]) -> Plan:
-    return Plan(tuple(Pipeline(own, 4 // len(pipelines), 2) for own in pipelines), ONE_F_ONE_B, Sharding(0))
+    return Plan(
+        tuple(Pipeline(pipeline_stages, 4 // len(pipelines), 2) for pipeline_stages in pipelines),
+        ONE_F_ONE_B,
+        Sharding(0),
+    )
 
 
-def written(asked: Problem, made: Plan) -> tuple[dict[str, int], str]:
+def write_map(asked: Problem, made: Plan) -> tuple[dict[str, int], str]:
     files = write_program(asked, made, TRAINER).files
     return json.loads(files["device_map.json"]), files["device_map.md"]
 
 
 def test_layers_are_on_the_gpus_of_the_plan() -> None:
-    modules, text = written(problem(), plan(stages((2, 0, 20), (0, 20, 32))))
+    modules, text = write_map(problem(), plan(stages((2, 0, 20), (0, 20, 32))))
     assert [modules[f"model.layers.{k}"] for k in range(32)] == [2] * 20 + [0] * 12
     ends = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head")
     assert [modules[name] for name in ends] == [2, 2, 0, 0]
@@ -59,24 +63,24 @@ def test_layers_are_on_the_gpus_of_the_plan() -> None:
 
 
 def test_several_layer_ranges_of_a_stage_are_said() -> None:
-    own = tuple(
+    two_stages = tuple(
         Stage(Stage.of((device,), 0, 1).parallelism, ranges, ("none",))
         for device, ranges in ((0, ((0, 5), (16, 20))), (1, ((5, 16), (20, 32))))
     )
-    modules, text = written(problem(), Plan((Pipeline(own, 4, 2),), INTERLEAVED, Sharding(0)))
+    modules, text = write_map(problem(), Plan((Pipeline(two_stages, 4, 2),), INTERLEAVED, Sharding(0)))
     assert [modules[f"model.layers.{k}"] for k in range(32)] == [0] * 5 + [1] * 11 + [0] * 4 + [1] * 12
     assert "gradient_checkpointing=False" in text
 
 
 def test_tied_matrices_stay_on_one_gpu_which_is_said() -> None:
-    modules, text = written(problem(LLAMA.replace(tied_embeddings=True)), plan(stages((0, 0, 20), (2, 20, 32))))
+    modules, text = write_map(problem(LLAMA.replace(tied_embeddings=True)), plan(stages((0, 0, 20), (2, 20, 32))))
     assert (modules["model.norm"], modules["lm_head"]) == (2, 0)
     assert "its logits are on GPU 0, where the plan was priced with them on GPU 2" in text
 
 
 def test_adapters_and_their_storage_are_the_scripts() -> None:
     asked = problem(training="lora", lora=hx.Lora(rank=8, storage="nf4"), optimizer="adamw_8bit")
-    _, text = written(asked, plan(stages((0, 0, 32), policy="none")))
+    _, text = write_map(asked, plan(stages((0, 0, 32), policy="none")))
     assert "Load the weights in nf4, and add adapters of rank 8 to all when they are loaded" in text
     assert "priced with adamw_8bit" in text
 
@@ -90,7 +94,7 @@ def test_names_are_those_of_transformers_models(case: str) -> None:
     with patch.dict(test_decoder.CASES, CASES):
         model = tiny(case)
     half = model.num_layers // 2
-    modules, _ = written(problem(model, seq_len=32), plan(stages((0, 0, half), (2, half, model.num_layers))))
+    modules, _ = write_map(problem(model, seq_len=32), plan(stages((0, 0, half), (2, half, model.num_layers))))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         accelerate.utils.modeling.check_device_map(lm, modules)

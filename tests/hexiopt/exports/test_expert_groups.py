@@ -13,15 +13,15 @@ from hexiopt.exports.formats import Program
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.exports.trainers.torchtitan_models import MODELS
 from tests.hexiopt.exports.random_expert_plans import EXPERT_PLANS, TITANS, drawn_plan
-from tests.hexiopt.exports.random_plans import drawn
+from tests.hexiopt.exports.random_plans import draw_case
 
 
 def degrees_of(name: str, program: Program) -> dict[str, int]:
     """Degrees as a trainer's file has them: `ep`, `tp` and `stages`."""
     text = next(iter(program.files.values()))
     if name == "torchtitan":
-        found = dict(re.findall(r"parallelism\.(\w+)_parallel_degree = (\d+)", text))
-        return {"ep": int(found["expert"]), "tp": int(found["tensor"]), "stages": int(found["pipeline"])}
+        degrees = dict(re.findall(r"parallelism\.(\w+)_parallel_degree = (\d+)", text))
+        return {"ep": int(degrees["expert"]), "tp": int(degrees["tensor"]), "stages": int(degrees["pipeline"])}
     if name == "deepspeed":
         data = json.loads(text)
         tp = data.get("tensor_parallel", {}).get("autotp_size", 1)
@@ -30,7 +30,7 @@ def degrees_of(name: str, program: Program) -> dict[str, int]:
     return {"ep": sizes["ep_size"], "tp": sizes["tp_size"], "stages": 1}
 
 
-def batched(devices: Sequence[int], size: int) -> list[tuple[int, ...]]:
+def group_experts(devices: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(devices[at : at + size]) for at in range(0, len(devices), size)]
 
 
@@ -50,11 +50,11 @@ def test_ranks_share_experts_and_tp_as_devices_do_in_the_plan(name: str) -> None
         program = TRAINERS[name].write(problem, plan)
         degrees = degrees_of(name, program)
         stages = [stage.parallelism for pipeline in plan.pipelines for stage in pipeline.stages]
-        assert set(batched(program.devices, degrees["ep"])) == {group.executors[0] for group in stages}
-        assert set(batched(program.devices, degrees["tp"])) == {
+        assert set(group_experts(program.devices, degrees["ep"])) == {group.executors[0] for group in stages}
+        assert set(group_experts(program.devices, degrees["tp"])) == {
             devices for group in stages for devices in group.parameter_copies
         }
-        of_stage = batched(program.devices, len(program.devices) // degrees["stages"])
+        of_stage = group_experts(program.devices, len(program.devices) // degrees["stages"])
         for s, devices in enumerate(of_stage):
             assert set(devices) == {d for pipeline in plan.pipelines for d in pipeline.stages[s].devices}
         assert (f"EP {degrees['ep']}: " in " ".join(program.notes)) == (degrees["ep"] > degrees["tp"])
@@ -111,7 +111,7 @@ def test_torchtitan_takes_the_degrees() -> None:
         program = TRAINERS["torchtitan"].write(problem, plan)
         degree = re.compile(r"parallelism\.(?:data_parallel_)?(\w+?)(?:_parallel)?_degree = (\d+)")
         stated = {name: int(value) for name, value in degree.findall(program.files["hexiopt_plan.py"])}
-        found = dims.ParallelDims(
+        parallel_dims = dims.ParallelDims(
             dp_replicate=stated["replicate"],
             dp_shard=stated["shard"],
             cp=1,
@@ -120,7 +120,7 @@ def test_torchtitan_takes_the_degrees() -> None:
             ep=stated["expert"],
             world_size=len(program.devices),
         )
-        assert found.dp_shard * found.tp % found.ep == 0
+        assert parallel_dims.dp_shard * parallel_dims.tp % parallel_dims.ep == 0
 
 
 # Parameters that torchtitan 0.3.0 has, built by its registry on the meta device.
@@ -147,7 +147,10 @@ def test_accelerates_launcher_would_set_the_environment(tmp_path: Any) -> None:
     launch = pytest.importorskip("accelerate.commands.launch", reason="accelerate is missing")
     utils = pytest.importorskip("accelerate.utils.launch")
     rngs = [random.Random(f"environment {seed}") for seed in range(8)]
-    for problem, plan in [*map(EXPERT_PLANS["accelerate"], rngs[:4]), *(drawn("accelerate", rng) for rng in rngs[4:])]:
+    for problem, plan in [
+        *map(EXPERT_PLANS["accelerate"], rngs[:4]),
+        *(draw_case("accelerate", rng) for rng in rngs[4:]),
+    ]:
         if len(plan.devices()) == 1:
             continue
         program = TRAINERS["accelerate"].write(problem, plan)

@@ -83,13 +83,13 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     problem, last = Problem(GPUS, TINY, Workload(4, 512)), TINY.num_layers
     uneven = (Pipeline((Stage.of((0, 1), 0, last),), 3), Pipeline((Stage.of((2,), 0, last),), 1))
     plan = hx.PlacedPlan.of(problem, Plan(uneven, sharding=Sharding(1)))
-    for format, trainer, said in (
+    for format, trainer, message in (
         ("megatron", None, r"megatron cannot express the plan.*space\.preset=megatron"),
         ("slrum", None, "'slrum' is not known; did you mean slurm"),
         ("slurm", "megatorn", "'megatorn' is not known; did you mean megatron"),
         ("megatron", "flagscale", "does not go with export.format=megatron"),
     ):
-        with pytest.raises(hx.InputError, match=said):
+        with pytest.raises(hx.InputError, match=message):
             hx.export(plan, format, tmp_path / "job", trainer)
         assert not (tmp_path / "job").exists()
     with pytest.raises(hx.InputError, match="'slurm' is not read"):

@@ -29,12 +29,12 @@ def layout(
     )
 
 
-def degrees(found: ImportedPlan) -> tuple[int, int, int, int, int]:
+def degrees(imported_plan: ImportedPlan) -> tuple[int, int, int, int, int]:
     """TP, PP and the number of pipelines, the layers of the model, and the batch."""
-    first = found.plan.pipelines[0]
-    workload = found.problem.workload
-    tp, layers = first.stages[0].tp, found.problem.model.num_layers
-    return tp, len(first.stages), len(found.plan.pipelines), layers, workload.global_batch
+    first = imported_plan.plan.pipelines[0]
+    workload = imported_plan.problem.workload
+    tp, layers = first.stages[0].tp, imported_plan.problem.model.num_layers
+    return tp, len(first.stages), len(imported_plan.plan.pipelines), layers, workload.global_batch
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def degrees(found: ImportedPlan) -> tuple[int, int, int, int, int]:
 )
 def test_a_script_is_followed(name: str, expected: tuple[int, ...]) -> None:
     """Appended variables, a command in quotes, and a branch by the size of the model."""
-    found = layout(name)
-    assert degrees(found) == expected
+    imported_plan = layout(name)
+    assert degrees(imported_plan) == expected
     policy = "selective" if "append" in name else "none"
-    assert {stage.recompute for stage in found.plan.pipelines[0].stages} == {(policy,)}
+    assert {stage.recompute for stage in imported_plan.plan.pipelines[0].stages} == {(policy,)}
     if "branches" in name:
-        assert found.problem.model.num_params == pytest.approx(7.62e9, rel=1e-3)
-        assert found.problem.model.attention_bias
+        assert imported_plan.problem.model.num_params == pytest.approx(7.62e9, rel=1e-3)
+        assert imported_plan.problem.model.attention_bias
 
 
 FLAGS = "megatron_flags_ignored"
@@ -61,8 +61,8 @@ FLAGS = "megatron_flags_ignored"
 
 def step(name: str) -> float:
     """Predicted time of a step of a case, in s."""
-    found = layout(f"{FLAGS}/{name}.sh")
-    return hx.price(found.problem, found.plan).step_time_s
+    imported_plan = layout(f"{FLAGS}/{name}.sh")
+    return hx.price(imported_plan.problem, imported_plan.plan).step_time_s
 
 
 def test_each_argument_that_matters_changes_the_answer() -> None:
@@ -111,15 +111,15 @@ def test_what_is_not_modelled_is_refused_by_its_name(name: str, refused: str) ->
 def test_layers_by_type_are_deepspeeds() -> None:
     """5, 6 x 10, 5 layers in 12 stages, two embeddings counted; 48 nodes of 8 GPUs, states divided over replicas."""
     folder = CASES / "megatron_deepspeed_bloom"
-    found = layout(
+    imported_plan = layout(
         "megatron_deepspeed_bloom/train.slurm", cluster=folder / "cluster.yaml", model=folder / "gpt70" / "config.json"
     )
-    assert degrees(found) == (4, 12, 8, 70, 2048)
-    assert [stage.num_layers for stage in found.plan.pipelines[0].stages] == [5, *[6] * 10, 5]
-    assert found.plan.sharding.stage == 1
-    assert hx.price(found.problem, found.plan).fits
-    assert any("not read: --embed-layernorm" in note for note in found.notes)
-    assert any("last one of its ramp" in note for note in found.notes)
+    assert degrees(imported_plan) == (4, 12, 8, 70, 2048)
+    assert [stage.num_layers for stage in imported_plan.plan.pipelines[0].stages] == [5, *[6] * 10, 5]
+    assert imported_plan.plan.sharding.stage == 1
+    assert hx.price(imported_plan.problem, imported_plan.plan).fits
+    assert any("not read: --embed-layernorm" in note for note in imported_plan.notes)
+    assert any("last one of its ramp" in note for note in imported_plan.notes)
     with pytest.raises(
         hx.InputError, match="--pp-partition-method: 12 stages do not divide 72 layers and 2 embeddings"
     ):
@@ -142,23 +142,25 @@ BRIDGE = "bridge_uneven_interleaved"
     ],
 )
 def test_bridge_is_interleaved_where_it_says_so(name: str, expected: tuple[int, ...], layers: list[int]) -> None:
-    found = layout(f"{BRIDGE}/{name}", "megatron_bridge", CASES / BRIDGE / "cluster.yaml", "llama3_70b")
-    assert degrees(found) == expected
-    assert str(found.plan.schedule) == "interleaved"
-    assert found.plan.pipelines[0].num_chunks == (4 if name == "recipe.txt" else 5)
-    assert [stage.num_layers for stage in found.plan.pipelines[0].stages] == layers
-    assert any("space.uneven_chunks=true" in note for note in found.notes) == (name == "layout.overrides")
-    assert not any(violation.rule == "layers" for violation in hx.check(found.problem, found.plan))
+    imported_plan = layout(f"{BRIDGE}/{name}", "megatron_bridge", CASES / BRIDGE / "cluster.yaml", "llama3_70b")
+    assert degrees(imported_plan) == expected
+    assert str(imported_plan.plan.schedule) == "interleaved"
+    assert imported_plan.plan.pipelines[0].num_chunks == (4 if name == "recipe.txt" else 5)
+    assert [stage.num_layers for stage in imported_plan.plan.pipelines[0].stages] == layers
+    assert any("space.uneven_chunks=true" in note for note in imported_plan.notes) == (name == "layout.overrides")
+    assert not any(violation.rule == "layers" for violation in hx.check(imported_plan.problem, imported_plan.plan))
     # What a recipe's base returns is not in the file.
-    assert any("base" in note for note in found.notes) == (name == "recipe.txt")
+    assert any("base" in note for note in imported_plan.notes) == (name == "recipe.txt")
 
 
 def test_flagscale_over_two_vendors() -> None:
-    found = layout("flagscale_two_vendors/hetero.yaml", "flagscale", CASES / "flagscale_two_vendors" / "cluster.yaml")
-    assert degrees(found) == (1, 2, 8, 56, 2048)
-    assert found.problem.model.num_params == pytest.approx(10.6e9, rel=5e-3)
-    assert (found.plan.sharding.stage, found.problem.workload.gradient_bytes) == (1, 4)
-    assert any("not read: use_partial_reduce_for_shared_embedding" in note for note in found.notes)
+    imported_plan = layout(
+        "flagscale_two_vendors/hetero.yaml", "flagscale", CASES / "flagscale_two_vendors" / "cluster.yaml"
+    )
+    assert degrees(imported_plan) == (1, 2, 8, 56, 2048)
+    assert imported_plan.problem.model.num_params == pytest.approx(10.6e9, rel=5e-3)
+    assert (imported_plan.plan.sharding.stage, imported_plan.problem.workload.gradient_bytes) == (1, 4)
+    assert any("not read: use_partial_reduce_for_shared_embedding" in note for note in imported_plan.notes)
 
 
 def test_memory_without_sequence_parallelism_is_more() -> None:
@@ -166,8 +168,8 @@ def test_memory_without_sequence_parallelism_is_more() -> None:
     folder = CASES / "throughput_of_70b"
     peaks = []
     for name in ("pp2_sp", "pp2_nosp"):
-        found = layout(f"throughput_of_70b/{name}.sh", cluster=folder / "cluster.yaml")
-        stages = hx.price(found.problem, found.plan).pipelines[0].stages
+        imported_plan = layout(f"throughput_of_70b/{name}.sh", cluster=folder / "cluster.yaml")
+        stages = hx.price(imported_plan.problem, imported_plan.plan).pipelines[0].stages
         peaks.append(max(stage.memory.total for stage in stages))
     assert peaks[1] > 1.3 * peaks[0]
 
@@ -177,14 +179,16 @@ def test_one_input_is_kept_of_so_many_layers(tmp_path: Path) -> None:
     folder = CASES / "throughput_of_70b"
     text = (folder / "pp8_r5.sh").read_text().replace("--distribute-saved-activations", "")
     peaks = []
-    for name, own in (("r5", text), ("r1", text.replace("num-layers 5", "num-layers 1"))):
+    for name, script in (("r5", text), ("r1", text.replace("num-layers 5", "num-layers 1"))):
         path = tmp_path / f"{name}.sh"
-        path.write_text(own)
-        found = read_layout("megatron", path, hx.cluster(folder / "cluster.yaml"), None, Workload(), Space(), None)
-        stage = found.plan.pipelines[0].stages[0]
+        path.write_text(script)
+        imported_plan = read_layout(
+            "megatron", path, hx.cluster(folder / "cluster.yaml"), None, Workload(), Space(), None
+        )
+        stage = imported_plan.plan.pipelines[0].stages[0]
         assert stage.recompute == (("full", *["joined"] * 4) * 2 if name == "r5" else ("full",))
-        assert ("recompute full of 5 layers together" in found.notes[0]) == (name == "r5")
-        peaks.append(hx.price(found.problem, found.plan).pipelines[0].stages[0].memory.activations)
+        assert ("recompute full of 5 layers together" in imported_plan.notes[0]) == (name == "r5")
+        peaks.append(hx.price(imported_plan.problem, imported_plan.plan).pipelines[0].stages[0].memory.activations)
     assert peaks[0] < peaks[1]
 
 
@@ -199,25 +203,25 @@ def test_the_jobs_own_size_decides() -> None:
         layout("job_of_two_nodes/today120.sh", cluster=folder / "c32.yaml")
     space = Space(exclude=("gpu-a100-01", "gpu-a100-02"))
     cluster = hx.cluster(folder / "c32.yaml")
-    found = read_layout("megatron", folder / "today120.sh", cluster, None, Workload(), space, None)
-    assert degrees(found) == (8, 2, 1, 80, 120)
-    assert not any("number of GPUs" in note for note in found.notes)
+    imported_plan = read_layout("megatron", folder / "today120.sh", cluster, None, Workload(), space, None)
+    assert degrees(imported_plan) == (8, 2, 1, 80, 120)
+    assert not any("number of GPUs" in note for note in imported_plan.notes)
 
 
 def test_the_command_line_goes_before_the_file_with_a_note() -> None:
     name = f"{FLAGS}/base.sh"
     asked = Workload(global_batch=32, precision="fp8", recompute="full", optimizer_sharding="0")
-    found = layout(name, workload=asked)
-    assert found.problem.workload.global_batch == found.plan.pipelines[0].num_sequences == 32
-    assert {stage.recompute for stage in found.plan.pipelines[0].stages} == {("full",)}
-    assert (found.problem.workload.precision, found.plan.sharding.stage) == ("fp8", 0)
+    imported_plan = layout(name, workload=asked)
+    assert imported_plan.problem.workload.global_batch == imported_plan.plan.pipelines[0].num_sequences == 32
+    assert {stage.recompute for stage in imported_plan.plan.pipelines[0].stages} == {("full",)}
+    assert (imported_plan.problem.workload.precision, imported_plan.plan.sharding.stage) == ("fp8", 0)
     for key, new, old in (
         ("global_batch", 32, 64),
         ("precision", "fp8", "bf16"),
         ("recompute", "full", "none"),
         ("optimizer_sharding", 0, 1),
     ):
-        assert f"workload.{key}={new} of the command line replaces {old} of the file" in found.notes
+        assert f"workload.{key}={new} of the command line replaces {old} of the file" in imported_plan.notes
     same = layout(name, workload=Workload(), stated_keys=frozenset({"precision", "gradient_bytes"}))
     assert same.problem.workload.gradient_bytes == 2
     assert sum("command line" in note for note in same.notes) == 1

@@ -26,13 +26,13 @@ from hexiopt.exports.trainers.vocabularies import accelerate, deepspeed, torchti
 from hexiopt.ledger import OFF, Vocabulary
 from tests.hexiopt.exports.one_key_changes import (
     Change,
-    added,
-    dropped,
+    add_keys,
+    change_values,
+    drop_keys,
     keys_of,
     outcome,
     reading,
-    renamed,
-    revalued,
+    rename_keys,
     with_keys,
 )
 from tests.hexiopt.exports.stated_layouts import StatedLayout, exported_layouts, exported_mixtures, stated_layouts
@@ -74,7 +74,7 @@ class Silence:
 def excuse(layout: StatedLayout, change: Change, before: ImportedPlan) -> str | None:
     """Why a change may go unsaid: by the lists that a reader has, or as the key was named as not read all along."""
     vocabulary, name = VOCABULARIES[layout.trainer], change.key
-    values = [keys_of(own).get(change.key) for own in (layout, change.layout) if change.key in keys_of(own)]
+    values = [keys_of(version).get(change.key) for version in (layout, change.layout) if change.key in keys_of(version)]
     if layout.kind == "python":
         values = [literal(str(value)) for value in values]
     if all(value in OFF for value in values):
@@ -118,7 +118,7 @@ def silences(
     layouts: Iterable[StatedLayout], change_all: Callable[[StatedLayout], Iterator[Change]], outcomes: Counter[str]
 ) -> list[Silence]:
     """The changes that go unsaid, with their excuses; `outcomes` counts what became of all."""
-    found = []
+    unsaid = []
     for written in layouts:
         layout = with_keys(written, keys_of(written))
         before = reading(layout)
@@ -127,13 +127,13 @@ def silences(
             word = outcome(before, change)
             outcomes[word] += 1
             if word == "silent":
-                found.append(Silence(change, excuse(layout, change, before)))
-    return found
+                unsaid.append(Silence(change, excuse(layout, change, before)))
+    return unsaid
 
 
-def unexcused(found: Iterable[Silence]) -> list[str]:
+def unexcused_changes(unsaid: Iterable[Silence]) -> list[str]:
     """The changes that nothing excuses."""
-    return [str(silence.change) for silence in found if silence.excuse is None]
+    return [str(silence.change) for silence in unsaid if silence.excuse is None]
 
 
 def layouts_of(trainer: str) -> list[StatedLayout]:
@@ -158,10 +158,10 @@ def test_there_are_fifty_layouts_and_each_is_read_as_its_keys_are() -> None:
 
 
 @pytest.mark.parametrize("trainer", sorted(VOCABULARIES))
-@pytest.mark.parametrize("change_all", [dropped, renamed])
+@pytest.mark.parametrize("change_all", [drop_keys, rename_keys])
 def test_no_key_is_missed_in_silence(trainer: str, change_all: Callable[[StatedLayout], Iterator[Change]]) -> None:
     outcomes = Counter[str]()
-    assert unexcused(silences(layouts_of(trainer), change_all, outcomes)) == []
+    assert unexcused_changes(silences(layouts_of(trainer), change_all, outcomes)) == []
     assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
 
@@ -170,9 +170,9 @@ def test_a_reader_that_passes_keys_over_is_found_out(monkeypatch: pytest.MonkeyP
     first = reading(layout)
     assert not isinstance(first, InputError)
     monkeypatch.setattr(TRAINERS["deepspeed"], "read", lambda text, context: first)
-    found = unexcused(silences([layout], dropped, Counter()))
-    assert f"deepspeed, {layout.name}: drop train_batch_size" in found
-    assert f"deepspeed, {layout.name}: drop steps_per_print" not in found
+    changes = unexcused_changes(silences([layout], drop_keys, Counter()))
+    assert f"deepspeed, {layout.name}: drop train_batch_size" in changes
+    assert f"deepspeed, {layout.name}: drop steps_per_print" not in changes
 
 
 VALUES = st.one_of(
@@ -191,21 +191,23 @@ SETTINGS_FILES = ("accelerate", "deepspeed", "flashflex", "galvatron", "torchtit
 @given(data=st.data())
 def test_whatever_values_a_file_has_it_is_read_or_refused_in_one_line(trainer: str, data: st.DataObject) -> None:
     layout = data.draw(
-        st.sampled_from([own for own in stated_layouts() if own.trainer == trainer and own.kind != "python"])
+        st.sampled_from(
+            [stated for stated in stated_layouts() if stated.trainer == trainer and stated.kind != "python"]
+        )
     )
     keys = keys_of(layout)
     changed = data.draw(st.dictionaries(st.sampled_from(sorted(keys)), VALUES, min_size=1, max_size=4))
     if layout.kind == "toml":
         changed = {key: value for key, value in changed.items() if value is not None}
-    found = reading(with_keys(layout, keys | changed))
-    assert isinstance(found, ImportedPlan) or "\n" not in str(found)
+    result = reading(with_keys(layout, keys | changed))
+    assert isinstance(result, ImportedPlan) or "\n" not in str(result)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", sorted(VOCABULARIES))
 def test_no_other_value_is_passed_over_in_silence(trainer: str) -> None:
     outcomes = Counter[str]()
-    assert unexcused(silences(layouts_of(trainer), revalued, outcomes)) == []
+    assert unexcused_changes(silences(layouts_of(trainer), change_values, outcomes)) == []
     assert outcomes["changed"] + outcomes["noted"] + outcomes["refused"] >= 20
 
 
@@ -215,6 +217,6 @@ def test_no_further_key_is_passed_over_in_silence(trainer: str) -> None:
     layouts = layouts_of(trainer)
     known = vocabulary_of(layouts)
     outcomes = Counter[str]()
-    found = silences(layouts, lambda layout: added(layout, known), outcomes)
-    assert unexcused(found) == []
+    unsaid = silences(layouts, lambda layout: add_keys(layout, known), outcomes)
+    assert unexcused_changes(unsaid) == []
     assert outcomes["noted"] + outcomes["refused"] >= 5

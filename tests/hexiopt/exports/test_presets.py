@@ -74,16 +74,16 @@ def assert_exported(name: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "workload", "said"),
+    ("trainer", "workload", "message"),
     [
         ("megatron", {"schedule": "gpipe"}, "workload.schedule: gpipe does not go with space.preset=megatron"),
         ("torchtitan", {"recompute": "selective"}, "take full or none"),
         ("flashflex", {"precision": "bf16"}, "workload.precision=fp16"),
     ],
 )
-def test_what_does_not_go_with_a_preset_is_refused(trainer: str, workload: dict[str, str], said: str) -> None:
+def test_what_does_not_go_with_a_preset_is_refused(trainer: str, workload: dict[str, str], message: str) -> None:
     problem = FREE.replace(workload=FREE.workload.replace(**workload))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         restrict(problem, TRAINERS[trainer])
 
 
@@ -91,17 +91,17 @@ def test_what_is_stated_and_goes_with_a_preset_stays() -> None:
     problem = FREE.replace(
         workload=FREE.workload.replace(schedule="interleaved", optimizer_sharding="0"), space=Space(max_tp=4)
     )
-    found = restrict(problem, TRAINERS["megatron"])
-    assert (found.workload.schedule, found.workload.optimizer_sharding) == ("interleaved", "0")
-    assert found.space.max_tp == 4
-    assert not found.space.uneven_tp
-    assert found.space.uneven_layers
+    preset_problem = restrict(problem, TRAINERS["megatron"])
+    assert (preset_problem.workload.schedule, preset_problem.workload.optimizer_sharding) == ("interleaved", "0")
+    assert preset_problem.space.max_tp == 4
+    assert not preset_problem.space.uneven_tp
+    assert preset_problem.space.uneven_layers
 
 
 def test_tp_degrees_that_do_not_suit_the_model_are_left_out() -> None:
     model = LLAMA_7B.replace(num_heads=12, num_kv_heads=12, head_dim=342)
-    found = restrict(
+    preset_problem = restrict(
         FREE.replace(model=LLAMA_7B.replace(num_heads=4, num_kv_heads=4, head_dim=1024)), TRAINERS["megatron"]
     )
-    assert found.space.max_tp == 4
+    assert preset_problem.space.max_tp == 4
     assert restrict(FREE.replace(model=model), TRAINERS["megatron"]).space.max_tp == 4  # 12 heads by 8 GPUs do not go

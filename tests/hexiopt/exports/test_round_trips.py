@@ -12,7 +12,7 @@ from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
-from tests.hexiopt.exports.random_plans import drawn
+from tests.hexiopt.exports.random_plans import draw_case
 
 STATES_MODEL = {"megatron", "flagscale"}
 READ = [name for name, trainer in TRAINERS.items() if trainer.can_read]
@@ -51,24 +51,24 @@ def canonical(plan: Plan) -> tuple[object, ...]:
 
 
 def assert_read_back(name: str, seed: int, *, priced: bool = True) -> None:
-    problem, plan = drawn(name, random.Random(f"{name} {seed}"))
+    problem, plan = draw_case(name, random.Random(f"{name} {seed}"))
     unusual = problem.model.replace(norm_eps=2e-5)
     problem = problem.replace(model=unusual.replace(rope_theta=5e5) if unusual.gated_mlp else unusual)
     layout = read_back(name, problem, plan, name not in STATES_MODEL)
-    found, again = layout.problem, layout.plan
-    assert found.model.replace(name=problem.model.name) == problem.model, seed
+    imported_problem, imported_plan = layout.problem, layout.plan
+    assert imported_problem.model.replace(name=problem.model.name) == problem.model, seed
     # Of one shard, Accelerate says that it does not matter when it is gathered.
     unread = [note for note in layout.notes if note.startswith("not read") and "fsdp_reshard_after" not in note]
     assert not unread, seed
-    assert canonical(again) == canonical(plan), seed
+    assert canonical(imported_plan) == canonical(plan), seed
     single = all(len(pipeline.stages) == 1 for pipeline in plan.pipelines)  # no schedule makes a difference
-    assert again.schedule == plan.schedule or single or plan.pipelines[0].num_chunks == 1
-    assert found.workload.global_batch == problem.workload.global_batch
-    assert found.workload.seq_len == problem.workload.seq_len
-    assert found.workload.precision == problem.workload.precision
+    assert imported_plan.schedule == plan.schedule or single or plan.pipelines[0].num_chunks == 1
+    assert imported_problem.workload.global_batch == problem.workload.global_batch
+    assert imported_problem.workload.seq_len == problem.workload.seq_len
+    assert imported_problem.workload.precision == problem.workload.precision
     if not priced:
         return
-    costs = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (found, again))]
+    costs = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (imported_problem, imported_plan))]
     assert costs[0] == pytest.approx(costs[1], rel=1e-12), seed
 
 

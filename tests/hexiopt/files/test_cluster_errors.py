@@ -70,11 +70,11 @@ JSON_LIKE = st.recursive(
 
 def places(data: Any) -> list[tuple[Any, Any]]:
     """Every container and key of nested data."""
-    found = []
+    all_places = []
     entries = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in entries:
-        found += [(data, key), *places(value)]
-    return found
+        all_places += [(data, key), *places(value)]
+    return all_places
 
 
 def only_input_errors(data: Any) -> None:
@@ -97,8 +97,8 @@ def test_arbitrary_data_is_refused_or_read(data: Any) -> None:
 def test_damaged_files_are_refused_or_read(source: st.DataObject) -> None:
     data = example()
     for _ in range(source.draw(st.integers(1, 3))):
-        found = places(data)
-        container, key = found[source.draw(st.integers(0, len(found) - 1))]
+        entries = places(data)
+        container, key = entries[source.draw(st.integers(0, len(entries) - 1))]
         if source.draw(st.booleans()):
             container[key] = source.draw(JSON_LIKE)
         elif isinstance(container, dict):

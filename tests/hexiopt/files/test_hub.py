@@ -18,7 +18,7 @@ CASES = Path(__file__).parents[2] / "cases" / "models"
 NAME = "acme/Small-1.5"
 
 
-def cached(cache: Path, name: str = NAME) -> None:
+def write_cache(cache: Path, name: str = NAME) -> None:
     """A cache as the Hub's client leaves it."""
     folder = cache / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
@@ -45,13 +45,13 @@ def test_names_of_the_hub_are_told_from_paths(tmp_path: Path, monkeypatch: pytes
 
 def test_a_cached_model_is_read_without_asking_the_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: pytest.fail("asked"))
-    cached(cache)
+    write_cache(cache)
     model = hx.model(NAME)
     assert (model.num_params, model.name) == (494_032_768, NAME)
 
 
 def test_the_snapshot_of_the_main_branch_is_read(cache: Path) -> None:
-    cached(cache)
+    write_cache(cache)
     other = cache / "models--acme--Small-1.5" / "snapshots" / "aaa" / "config.json"
     other.parent.mkdir()
     other.write_text((CASES / "smollm2.json").read_text())
@@ -118,7 +118,7 @@ def test_one_line_says_why_not(error: type[Exception], says: str, cache: Path, m
 
 
 def test_the_command_line_takes_a_name(hexiopt: Run, cache: Path) -> None:
-    cached(cache)
+    write_cache(cache)
     ran = hexiopt("plan", "cluster=small_mixed", f"model={NAME}", "solver.max_steps=1", "report=false")
     assert ran.code == 0, ran.err
     assert NAME in ran.out

@@ -263,10 +263,10 @@ def test_refuses(base: dict[str, Any], change: dict[str, Any], says: str) -> Non
 def test_reads_json_and_yaml_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "m.yaml").write_text("\n".join(f"{key}: {value}" for key, value in LLAMA.items()))
-    found = {read_model(path).name: read_model(path) for path in (tmp_path / "config.json", str(tmp_path / "m.yaml"))}
-    assert set(found) == {tmp_path.name, "m"}, "named by the folder, or by the file"
-    assert {replace(model, name="llama") for model in found.values()} == {read(LLAMA)}
-    assert read_model(tmp_path) == found[tmp_path.name]
+    models = {read_model(path).name: read_model(path) for path in (tmp_path / "config.json", str(tmp_path / "m.yaml"))}
+    assert set(models) == {tmp_path.name, "m"}, "named by the folder, or by the file"
+    assert {replace(model, name="llama") for model in models.values()} == {read(LLAMA)}
+    assert read_model(tmp_path) == models[tmp_path.name]
     (tmp_path / "list.json").write_text("[1]")
     for missing in ("list.json", "none.json"):
         with pytest.raises(InputError, match=missing):

@@ -52,7 +52,7 @@ def test_a_plan_file_has_its_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("format", "other", "is neither hexiopt.problem nor hexiopt.plan"),
         ("version", 2, "this program reads version 1"),
@@ -60,10 +60,10 @@ def test_a_plan_file_has_its_problem(tmp_path: Path) -> None:
         ("more", 1, "more: unknown key"),
     ],
 )
-def test_refusals(key: str, value: object, said: str, tmp_path: Path) -> None:
+def test_refusals(key: str, value: object, message: str, tmp_path: Path) -> None:
     PROBLEM.save(tmp_path / "p.json")
     (tmp_path / "p.json").write_text(json.dumps({**json.loads((tmp_path / "p.json").read_text()), key: value}))
-    with pytest.raises(hx.InputError, match=said) as refused:
+    with pytest.raises(hx.InputError, match=message) as refused:
         hx.load_problem(tmp_path / "p.json")
     assert "p.json" in str(refused.value)
 

@@ -16,7 +16,7 @@ from hexiopt.files.problem_file import problem_from_section, problem_sha256, pro
 from hexiopt.problem.kinds import PARTS
 from hexiopt.problem.model import ModelSpec
 from hexiopt.reading import Section
-from tests.hexiopt.files.test_model_kinds import KINDS, NAMES, drawn
+from tests.hexiopt.files.test_model_kinds import KINDS, NAMES, draw_config
 from tests.hexiopt.files.test_model_types import JUNK
 from tests.model_types import PAGE
 from tests.slow import slow_but
@@ -278,19 +278,19 @@ WRITTEN: dict[str, Any] = {
 }
 
 
-def written(**change: Any) -> dict[str, Any]:
+def written_config(**change: Any) -> dict[str, Any]:
     return json.loads(json.dumps(WRITTEN | change))
 
 
 def test_kinds_are_written_by_hand() -> None:
-    model = read(written())
+    model = read(written_config())
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim, model.ffn_size) == (5, 4, 2, 16, 96)
     assert [kind.attention is not None for kind in model.layers] == [True, False, True, False, False]
     assert model.layers[0].attention is not None
     assert model.layers[0].attention.window == 8
     assert model.layers[1].norms == 1
     assert read(model.to_dict()) == model
-    assert read(written(extra_layer_kinds=[WRITTEN["layer_kinds"][0]])).extra_layers == model.layers[:1]
+    assert read(written_config(extra_layer_kinds=[WRITTEN["layer_kinds"][0]])).extra_layers == model.layers[:1]
 
 
 def test_the_page_of_models_describes_models() -> None:
@@ -303,7 +303,7 @@ def test_the_page_of_models_describes_models() -> None:
 
 
 def change_part(kind: int, number: int, **change: Any) -> dict[str, Any]:
-    config = written()
+    config = written_config()
     values = config["layer_kinds"][kind]["parts"][number] | change
     config["layer_kinds"][kind]["parts"][number] = {key: value for key, value in values.items() if value != "absent"}
     return config
@@ -321,15 +321,18 @@ def change_part(kind: int, number: int, **change: Any) -> dict[str, Any]:
         (change_part(0, 0, kv_heads=3), "4 heads are not a multiple of 3 key-value heads; change one"),
         (change_part(0, 0, qk_norm="some"), "qk_norm: 'some' is not known; take one of none"),
         (change_part(1, 0, top_k=9), "layer_kinds[1].parts[0]: experts: top_k 9 is more than all 8 experts"),
-        (written(layer_pattern=[0, 2]), "layer_pattern[1]: 2 is not the number of a kind; state one from 0 to 1"),
-        (written(layer_pattern=[]), "layer_pattern: [] has no layer"),
-        (written(layer_pattern=None), "layer_pattern"),
-        (written(layer_kinds=[]), "layer_kinds: [] has no kind; state one"),
-        (written(layer_kinds=None), "layer_pattern: [0, 1, 0, 1, 1] stands beside layer_kinds"),
-        (written(num_layers=4), "layers has 5 kinds for 4 layers"),
-        (written(num_heads=8), "num_heads, num_kv_heads and head_dim are those of the first attention"),
-        (written(attention_window=4), "windows stand in its kind"),
-        (written(layer_kinds=[{"parts": []}], layer_pattern=[0]), "at least one part"),
+        (
+            written_config(layer_pattern=[0, 2]),
+            "layer_pattern[1]: 2 is not the number of a kind; state one from 0 to 1",
+        ),
+        (written_config(layer_pattern=[]), "layer_pattern: [] has no layer"),
+        (written_config(layer_pattern=None), "layer_pattern"),
+        (written_config(layer_kinds=[]), "layer_kinds: [] has no kind; state one"),
+        (written_config(layer_kinds=None), "layer_pattern: [0, 1, 0, 1, 1] stands beside layer_kinds"),
+        (written_config(num_layers=4), "layers has 5 kinds for 4 layers"),
+        (written_config(num_heads=8), "num_heads, num_kv_heads and head_dim are those of the first attention"),
+        (written_config(attention_window=4), "windows stand in its kind"),
+        (written_config(layer_kinds=[{"parts": []}], layer_pattern=[0]), "at least one part"),
     ],
 )
 def test_kinds_written_wrong_are_refused(config: dict[str, Any], says: str) -> None:
@@ -352,7 +355,7 @@ def test_junk_in_a_file_gives_a_model_or_one_line(name: str) -> None:
     rng = random.Random(name)
     keys = sorted(KINDS[name].names | {"layer_types", "rope_parameters", "quantization_config", "per_layer_config"})
     for _ in range(100):
-        config = {"model_type": name, **drawn(name, rng)}
+        config = {"model_type": name, **draw_config(name, rng)}
         for key in rng.sample(keys, rng.randint(1, 3)):
             config[key] = rng.choice(JUNK)
         assert_a_model_or_one_line(config)
@@ -361,7 +364,7 @@ def test_junk_in_a_file_gives_a_model_or_one_line(name: str) -> None:
 def test_junk_in_written_kinds_gives_a_model_or_one_line() -> None:
     rng = random.Random(0)
     for _ in range(400):
-        config = written()
+        config = written_config()
         kinds = config["layer_kinds"]
         target = rng.choice([config, kinds[0], kinds[1], *kinds[0]["parts"], *kinds[1]["parts"]])
         target[rng.choice([*target, "window", "norms", "extra_layer_kinds"])] = rng.choice(JUNK)

@@ -13,7 +13,7 @@ from hexiopt.files.models.types import TYPES
 from hexiopt.problem.architectures import DECODER
 from hexiopt.problem.kinds import Experts
 from hexiopt.problem.model import ModelSpec
-from tests.hexiopt.files.test_model_types import built, configuration, quiet, read
+from tests.hexiopt.files.test_model_types import configuration, count_parameters, quiet, read
 from tests.model_types import UNBUILT
 from tests.slow import slow_but
 
@@ -87,7 +87,7 @@ def keys_of(kind: ModelType) -> list[Key]:
     return [*keys, *(key for fact in facts if isinstance(fact, Joint) for key in fact.keys)]
 
 
-def drawn(name: str, rng: random.Random) -> dict[str, Any]:
+def draw_config(name: str, rng: random.Random) -> dict[str, Any]:
     """Small random sizes and switches by the keys of a type."""
     kind = KINDS[name]
     stated = {key.names[0] for key in keys_of(kind)} | {*kind.placement.names, *(kind.mixers or Mixers()).names}
@@ -138,7 +138,7 @@ def special(name: str, values: dict[str, Any], rng: random.Random) -> dict[str, 
 def test_default_configuration_has_the_parameters_of_transformers(name: str) -> None:
     config = configuration(name, **UNBUILT.get(name, {}))
     spec = read(config.to_dict())
-    assert spec.num_params == built(config)
+    assert spec.num_params == count_parameters(config)
     assert spec.architecture == DECODER
 
 
@@ -147,9 +147,9 @@ def test_random_configurations_have_the_parameters_of_transformers(name: str) ->
     """The whole file as transformers writes it, and the stated keys alone, with the defaults of the type."""
     rng = random.Random(name)
     for _ in range(10):
-        values = drawn(name, rng)
+        values = draw_config(name, rng)
         config = configuration(name, **values)
-        expected = built(config)
+        expected = count_parameters(config)
         whole, short = read(config.to_dict()), read({"model_type": name, **values})
         assert whole.num_params == expected, values
         assert short.num_params == expected, values
@@ -222,7 +222,7 @@ def test_defaults_are_those_of_transformers() -> None:
 
 
 def test_a_number_may_be_stated_for_each_layer() -> None:
-    values = drawn("hunyuan_v1_moe", random.Random(0))
+    values = draw_config("hunyuan_v1_moe", random.Random(0))
     once = read({"model_type": "hunyuan_v1_moe", **values})
     listed = {"moe_topk": [values["moe_topk"]] * values["num_hidden_layers"]}
     assert read({"model_type": "hunyuan_v1_moe", **values, **listed}) == once

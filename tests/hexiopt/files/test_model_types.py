@@ -49,7 +49,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def built(config: Any) -> int:
+def count_parameters(config: Any) -> int:
     """The parameters of transformers' model."""
     from transformers import AutoModelForCausalLM
 
@@ -67,7 +67,7 @@ def read(config: dict[str, Any]) -> ModelSpec:
     return model_from_config(Section(json.loads(json.dumps(config, default=str)), "config.json"))
 
 
-def drawn(kind: str, rng: random.Random) -> dict[str, Any]:
+def draw_config(kind: str, rng: random.Random) -> dict[str, Any]:
     """Small random sizes and switches, by the keys of the type."""
     facts = TYPES[kind].facts
     kv_heads, group, head_dim = rng.randint(1, 3), rng.randint(1, 3), 2 * rng.randint(2, 8)
@@ -108,7 +108,7 @@ def drawn(kind: str, rng: random.Random) -> dict[str, Any]:
 def test_default_configuration_has_the_parameters_of_transformers(kind: str) -> None:
     config = configuration(kind, **UNBUILT.get(kind, {}))
     spec = read(config.to_dict())
-    assert spec.num_params == built(config)
+    assert spec.num_params == count_parameters(config)
     assert (spec.form is None) == (spec.architecture != DECODER)
 
 
@@ -117,9 +117,9 @@ def test_random_configurations_have_the_parameters_of_transformers(kind: str) ->
     """The whole file as transformers writes it, and the stated keys alone, with the defaults of the type."""
     rng = random.Random(kind)
     for _ in range(4):
-        values = drawn(kind, rng)
+        values = draw_config(kind, rng)
         config = configuration(kind, **values)
-        expected = built(config)
+        expected = count_parameters(config)
         whole, short = read(config.to_dict()), read({"model_type": kind, **values})
         assert whole.num_params == expected, values
         assert short.num_params == expected, values
@@ -182,7 +182,7 @@ def test_junk_in_a_file_gives_a_model_or_one_line(kind: str) -> None:
     keys = [name for fact in TYPES[kind].facts.values() if isinstance(fact, Key) for name in fact.names]
     keys += ["layer_types", "rope_scaling", "rope_parameters", "sliding_window", "attn_config", *SWITCHES.get(kind, {})]
     for _ in range(150):
-        config = {"model_type": kind, **drawn(kind, rng)}
+        config = {"model_type": kind, **draw_config(kind, rng)}
         for name in rng.sample(keys, rng.randint(1, 3)):
             config[name] = rng.choice(JUNK)
             if rng.random() < 0.2:

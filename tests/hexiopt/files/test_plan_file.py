@@ -72,15 +72,15 @@ def test_random_plans_come_back(pair: tuple[Problem, Plan], tmp_path_factory: py
     path = tmp_path_factory.getbasetemp() / "plan.json"
     cost = PlanPricer(problem).price(plan)
     write_plan(path, problem, plan, cost, SOLVER)
-    found = read_plan(path)
-    assert (found.problem, found.plan, found.solver) == (problem, plan, SOLVER)
-    assert PlanPricer(found.problem).price(found.plan) == cost
+    placed_plan = read_plan(path)
+    assert (placed_plan.problem, placed_plan.plan, placed_plan.solver) == (problem, plan, SOLVER)
+    assert PlanPricer(placed_plan.problem).price(placed_plan.plan) == cost
     memory = json.loads(path.read_text())["prediction"]["memory_gib"]
     for pipeline, priced in zip(plan.pipelines, cost.pipelines, strict=True):
         for stage, stage_cost in zip(pipeline.stages, priced.stages, strict=True):
-            for replica, one in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
+            for replica, executor in zip(stage.parallelism.replicas, stage_cost.executors, strict=True):
                 rows = [memory.pop(problem.cluster.device_name(device)) for device in replica.devices]
-                assert [row["total"] * 2**30 for row in rows] == pytest.approx([one.memory.total] * len(rows))
+                assert [row["total"] * 2**30 for row in rows] == pytest.approx([executor.memory.total] * len(rows))
     assert not memory
 
 

@@ -32,12 +32,12 @@ def entry(size: int, seconds: float, tp: int = 2) -> Entry:
     return Entry(SHAPE, "a100_80gb_sxm", tp, size, times)
 
 
-def measured(*entries: Entry) -> Problem:
+def with_profile(*entries: Entry) -> Problem:
     return replace(PROBLEM, cluster=replace(PROBLEM.cluster, profile=Profile(entries)))
 
 
 def test_measured_layers_stand_instead_of_calculated_ones() -> None:
-    problem = measured(entry(1, 0.01))
+    problem = with_profile(entry(1, 0.01))
     plan = Plan((Pipeline((Stage.of((0, 1), 0, 8),), 16),))
     (stage,) = PlanPricer(problem).price(plan).pipelines[0].stages
     assert stage.forward_s == pytest.approx(0.001 + 8 * 0.01 + 0.03)
@@ -55,8 +55,8 @@ def test_between_measured_sizes_times_are_linear_and_beyond_them_calculated() ->
     profile = Profile((entry(8, 0.08), entry(2, 0.02)))
 
     def layer(size: int) -> tuple[float, float] | None:
-        found = profile.times(SHAPE, "a100_80gb_sxm", 2, size)
-        return found and found.layer
+        times = profile.times(SHAPE, "a100_80gb_sxm", 2, size)
+        return times and times.layer
 
     assert layer(2) == (0.02, 0.04)
     assert layer(4) == pytest.approx((0.04, 0.08))
@@ -72,27 +72,27 @@ def test_a_profile_comes_back_and_stands_in_the_cluster_file(tmp_path: Path) -> 
     (tmp_path / "measured.json").write_text(json.dumps(profile_to_dict(profile)))
     data = cluster_to_dict(PROBLEM.cluster) | {"profile": "measured.json"}
     (tmp_path / "cluster.yaml").write_text(json.dumps(data))
-    found = read_cluster(tmp_path / "cluster.yaml")
-    assert found.profile == profile
-    assert cluster_from_section(Section(cluster_to_dict(found), "again")) == found
+    cluster = read_cluster(tmp_path / "cluster.yaml")
+    assert cluster.profile == profile
+    assert cluster_from_section(Section(cluster_to_dict(cluster), "again")) == cluster
     assert "profile" not in cluster_to_dict(PROBLEM.cluster)
 
 
 def test_sailor_and_amp_profiles() -> None:
     sailor = read_profile(DATA / "sailor" / "layer_profiles.json")
     raw = json.loads((DATA / "sailor" / "layer_profiles.json").read_text())["OPT-350"]["GH-96"]["1"]["4"]
-    found = sailor.times(Shape(1024, 16, 4096, 50272, 2048, "fp32"), "gh200_96gb", 4, 1)
-    assert found is not None
-    assert found.embedding == tuple(raw["0"][:2])
-    assert found.head == tuple(raw["25"][:2])
-    assert found.layer[0] == pytest.approx(sum(raw[str(k)][0] for k in range(1, 25)) / 24)
+    sailor_times = sailor.times(Shape(1024, 16, 4096, 50272, 2048, "fp32"), "gh200_96gb", 4, 1)
+    assert sailor_times is not None
+    assert sailor_times.embedding == tuple(raw["0"][:2])
+    assert sailor_times.head == tuple(raw["25"][:2])
+    assert sailor_times.layer[0] == pytest.approx(sum(raw[str(k)][0] for k in range(1, 25)) / 24)
     amp = read_profile(DATA / "amp_layer_forward_seconds.json")
     table = json.loads((DATA / "amp_layer_forward_seconds.json").read_text())["forward_s"]["P3_tp2"]
-    own = amp.times(Shape(1024, 16, 4096, 52256, 1024, "fp16"), "v100_16gb_sxm", 2, 1)
-    assert own is not None
-    assert own.layer[0] == pytest.approx(sum(table[2:26]) / 24)
-    assert own.head[0] == pytest.approx(sum(table[26:]))
-    assert own.layer[1] == pytest.approx(2 * own.layer[0])
+    amp_times = amp.times(Shape(1024, 16, 4096, 52256, 1024, "fp16"), "v100_16gb_sxm", 2, 1)
+    assert amp_times is not None
+    assert amp_times.layer[0] == pytest.approx(sum(table[2:26]) / 24)
+    assert amp_times.head[0] == pytest.approx(sum(table[26:]))
+    assert amp_times.layer[1] == pytest.approx(2 * amp_times.layer[0])
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_nccl_tests_output(tmp_path: Path) -> None:
 def test_a_channel_recovers_what_made_the_points(latency: float, bandwidth: float, sizes: list[int]) -> None:
     sizes.append(2 * max(*sizes, math.ceil(latency * bandwidth)))  # one message at least that shows the bandwidth
     moved = np.array(sizes, float)
-    found = channel_of(np.ones(len(sizes)), moved, latency + moved / bandwidth)
-    assert found.latency_s >= 0
-    assert found.latency_s + moved / found.bytes_per_s == pytest.approx(latency + moved / bandwidth, rel=1e-3)
+    channel = channel_of(np.ones(len(sizes)), moved, latency + moved / bandwidth)
+    assert channel.latency_s >= 0
+    assert channel.latency_s + moved / channel.bytes_per_s == pytest.approx(latency + moved / bandwidth, rel=1e-3)
 
 
 def test_a_bandwidth_that_no_message_shows_is_not_claimed() -> None:

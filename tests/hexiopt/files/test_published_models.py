@@ -106,14 +106,21 @@ def test_a_switch_that_is_off_states_nothing_unless_it_is_misspelt() -> None:
 
 def test_another_head_is_noted() -> None:
     for classes, noted in ((["LlamaForCausalLM"], False), (["LlamaForSequenceClassification"], True), (7, False)):
-        said = model_from_config(Section(LLAMA | {"architectures": classes}, "m")).notes
-        assert said == (("architectures: LlamaForSequenceClassification is priced with an LM head",) if noted else ())
+        model_notes = model_from_config(Section(LLAMA | {"architectures": classes}, "m")).notes
+        assert model_notes == (
+            ("architectures: LlamaForSequenceClassification is priced with an LM head",) if noted else ()
+        )
 
 
 def test_own_code_is_that_of_transformers_by_its_name_or_refused() -> None:
-    own = {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}
-    assert model_from_config(Section(LLAMA | {"auto_map": own}, "m")).notes[0].startswith("auto_map: ")
-    assert refusal(auto_map=own | {"AutoModelForCausalLM": "modeling_x.MyLlama"}).startswith("auto_map: the model has")
+    auto_map = {
+        "AutoConfig": "configuration_llama.LlamaConfig",
+        "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM",
+    }
+    assert model_from_config(Section(LLAMA | {"auto_map": auto_map}, "m")).notes[0].startswith("auto_map: ")
+    assert refusal(auto_map=auto_map | {"AutoModelForCausalLM": "modeling_x.MyLlama"}).startswith(
+        "auto_map: the model has"
+    )
 
 
 def test_names_of_one_fact_may_not_disagree() -> None:

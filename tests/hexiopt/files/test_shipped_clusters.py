@@ -60,7 +60,7 @@ def test_flops_against_the_homogeneous_partner(mixed: str, homogeneous: str, per
 )
 def test_composition(name: str, counts: dict[str, int]) -> None:
     cluster = read_cluster(CONF / f"{name}.yaml")
-    found: dict[str, int] = {}
+    gpu_counts: dict[str, int] = {}
     for machine in cluster.machines:
-        found[machine.gpu.name] = found.get(machine.gpu.name, 0) + machine.num_gpus
-    assert found == counts
+        gpu_counts[machine.gpu.name] = gpu_counts.get(machine.gpu.name, 0) + machine.num_gpus
+    assert gpu_counts == counts

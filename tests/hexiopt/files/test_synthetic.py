@@ -92,11 +92,11 @@ def test_counts_are_rounded_shares(num_machines: int, weights: list[float], seed
     mix = dict(zip(["h100_80gb_sxm", "a100_80gb_sxm", "rtx_4090", "t4"], weights, strict=False))
     if sum(weights) == 0:
         return
-    found = counts(build(num_machines=num_machines, gpus_per_machine=1, mix=mix, seed=seed))
-    assert sum(found.values()) == num_machines
+    machine_counts = counts(build(num_machines=num_machines, gpus_per_machine=1, mix=mix, seed=seed))
+    assert sum(machine_counts.values()) == num_machines
     for name, weight in mix.items():
         share = num_machines * weight / sum(weights)
-        assert abs(found.get(name, 0) - share) < 1 + 1e-6
+        assert abs(machine_counts.get(name, 0) - share) < 1 + 1e-6
 
 
 def test_measured_types_are_passed_on() -> None:
@@ -113,9 +113,9 @@ def test_every_type_of_the_catalogue_has_a_usual_link() -> None:
 def test_ten_thousand_gpus_in_two_seconds() -> None:
     catalogue()
 
-    def built() -> Cluster:
+    def build_cluster() -> Cluster:
         cluster = build(num_machines=1280)
         assert cluster.network.bandwidth.shape == (1280, 1280)
         return cluster
 
-    assert within(2.0, built).machine_of.shape == (10_240,)
+    assert within(2.0, build_cluster).machine_of.shape == (10_240,)

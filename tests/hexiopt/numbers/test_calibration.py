@@ -19,9 +19,9 @@ OF_LINKS = {f"{link}_efficiency" for link in ("nvlink", "pcie", "infiniband", "e
 
 def test_constants_are_few_and_say_what_they_are() -> None:
     assert 0 < len(constants()) <= MOST_CONSTANTS
-    for one in constants().values():
-        assert all((one.unit, one.meaning, one.fitted_on))
-        assert one.value > 0
+    for entry in constants().values():
+        assert all((entry.unit, entry.meaning, entry.fitted_on))
+        assert entry.value > 0
 
 
 def test_every_constant_is_used() -> None:

@@ -124,7 +124,7 @@ def test_a_value_in_units_inside() -> None:
 # What others publish
 
 
-def listed(table: dict[str, Any]) -> set[tuple[str, str]]:
+def listed_differences(table: dict[str, Any]) -> set[tuple[str, str]]:
     return {
         (gpu, field)
         for difference in table["differences"]
@@ -137,14 +137,14 @@ def listed(table: dict[str, Any]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("source", TABLES)
 def test_differences_from_published_tables_are_the_listed_ones(source: str) -> None:
     table = TABLES[source]
-    found = {}
+    differences = {}
     for name, values in table["values"].items():
         ours = gpu_to_dict(catalogue()[name]) | {"watts": catalogue()[name].watts}
         for field, theirs in values.items():
             if abs(ours[field] - theirs) > PUBLISHED["tolerance"] * theirs:
-                found[name, field] = f"{name}.{field}: {ours[field]} here, {theirs} there"
-    unexplained = [text for key, text in found.items() if key not in listed(table)]
-    stale = sorted(listed(table) - set(found))
+                differences[name, field] = f"{name}.{field}: {ours[field]} here, {theirs} there"
+    unexplained = [text for key, text in differences.items() if key not in listed_differences(table)]
+    stale = sorted(listed_differences(table) - set(differences))
     assert not unexplained, "give a reason in published_gpus.yaml, or mend gpus.yaml"
     assert not stale, "these differ no longer; take them off the list"
 

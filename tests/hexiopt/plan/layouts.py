@@ -26,8 +26,8 @@ def layouts_of(draw: st.DrawFn, devices: tuple[int, ...], seq_len: int, heads: i
     left, groups, tokens = list(devices), [], iter(draw(parts(seq_len, len(devices))))
     while left:
         size = draw(st.integers(1, min(heads, len(left))))
-        own, left = tuple(left[:size]), left[size:]
-        groups.append(SequenceGroup(own, tuple(next(tokens) for _ in own), draw(parts(heads, size))))
+        members, left = tuple(left[:size]), left[size:]
+        groups.append(SequenceGroup(members, tuple(next(tokens) for _ in members), draw(parts(heads, size))))
     return SequenceParallel(tuple(groups), draw(st.sampled_from(ORDERS)))
 
 

@@ -21,7 +21,7 @@ from tests.hexiopt.plan.two_pipelines import (
     PLAN,
     SECOND,
     WORK,
-    interleaved,
+    interleaved_plan,
     with_first,
     with_stage,
 )
@@ -34,9 +34,9 @@ def problem(space: Space | None = None, **work: Any) -> Problem:
 
 
 def rules(plan: Plan, of: Problem | None = None) -> set[str]:
-    found = check(of or problem(), plan)
-    assert all(isinstance(v, Violation) and str(v) == v.text and v.text for v in found)
-    return {violation.rule for violation in found}
+    broken_rules = check(of or problem(), plan)
+    assert all(isinstance(v, Violation) and str(v) == v.text and v.text for v in broken_rules)
+    return {violation.rule for violation in broken_rules}
 
 
 @given(pair=problems_with_plans())
@@ -68,7 +68,7 @@ BROKEN: dict[str, tuple[Plan, str]] = {
     "the last layers missing": (of_layers(28), "layers"),
     "too many layers": (of_layers(31), "layers"),
     "nine ranges": (
-        interleaved(16, ranges=tuple(tuple((2 * c + s, 2 * c + s + 1) for c in range(9)) for s in (0, 1))),
+        interleaved_plan(16, ranges=tuple(tuple((2 * c + s, 2 * c + s + 1) for c in range(9)) for s in (0, 1))),
         "interleaved",
     ),
     "too few sequences": (with_first(num_micro_batches=4), "batch"),
@@ -179,7 +179,7 @@ def test_replicas_switched_off() -> None:
 
 def test_interleaving_is_allowed() -> None:
     """Beside a pipeline of one stage and one range; within the limit on ranges, and where the workload asks for it."""
-    plan = interleaved(14, rest=2)
+    plan = interleaved_plan(14, rest=2)
     assert rules(plan) == rules(plan, problem(schedule="interleaved")) == set()
     assert rules(plan, problem(schedule="1f1b")) == {"schedule"}
     assert rules(plan, problem(Space(max_chunks=1))) == {"interleaved"}
@@ -223,12 +223,12 @@ def test_a_device_without_room_is_named_with_what_it_lacks() -> None:
     big = replace(MODEL, hidden_size=8192, ffn_size=28_672, vocab_size=32_000)
     of = Problem(CLUSTER, big, WORK)
     cost = PlanPricer(of).price(PLAN)
-    found = violations(of, PLAN, cost)
-    assert {violation.rule for violation in found} == {"memory"}
-    assert len(found) == 5
+    broken_rules = violations(of, PLAN, cost)
+    assert {violation.rule for violation in broken_rules} == {"memory"}
+    assert len(broken_rules) == 5
     p, s = cost.binding_stage()
     stage = cost.pipelines[p].stages[s]
     name = CLUSTER.device_name(PLAN.pipelines[p].stages[s].devices[0])
-    (text,) = (v.text for v in found if f"device {name} " in v.text)
+    (text,) = (v.text for v in broken_rules if f"device {name} " in v.text)
     assert f"{stage.excess_bytes / 2**30:.2f} GiB too much" in text
     assert check(of, PLAN) == []  # memory is checked where a cost is given

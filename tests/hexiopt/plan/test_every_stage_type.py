@@ -72,11 +72,11 @@ def problem_of(kinds: tuple[type, ...]) -> Problem:
 def plan_of(kinds: tuple[type, type], **choices: Any) -> Plan:
     """A pipeline of two stages of these types, each on a machine of its own."""
     cuts = ((0, 4), (4, problem_of(kinds).model.num_layers))
-    stages = [Stage(EXAMPLES[kind](*own), (cut,)) for kind, own, cut in zip(kinds, PAIRS, cuts, strict=True)]
+    stages = [Stage(EXAMPLES[kind](*devices), (cut,)) for kind, devices, cut in zip(kinds, PAIRS, cuts, strict=True)]
     return Plan((Pipeline(tuple(stages), PROBLEM.workload.global_batch // SIZE, SIZE),), **choices)
 
 
-def priced(plan: Plan, problem: Problem | None = None) -> Cost:
+def price(plan: Plan, problem: Problem | None = None) -> Cost:
     kinds = tuple(type(stage.parallelism) for stage in plan.pipelines[0].stages)
     return PlanPricer(problem or problem_of(kinds)).price(plan)
 
@@ -108,7 +108,7 @@ def test_it_answers_what_every_type_is_asked(kind: type) -> None:
 def test_it_passes_the_check(kinds: tuple[type, type]) -> None:
     plan, problem = plan_of(kinds), problem_of(kinds)
     assert check(problem, plan) == []
-    assert violations(problem, plan, priced(plan)) == []
+    assert violations(problem, plan, price(plan)) == []
 
 
 @TYPES
@@ -146,14 +146,14 @@ def test_its_price_is_made_of_its_parts(kinds: tuple[type, type], zero: int) -> 
 def test_copies_of_its_parameters_are_synchronised(kinds: tuple[type, type]) -> None:
     """By rings over the devices that hold the same, of every layer of a stage that has copies, and no other."""
     plan, model = plan_of(kinds), problem_of(kinds).model
-    found = parameter_holders(Holdings.of(plan.pipelines), model.parameter_groups)
+    holders = parameter_holders(Holdings.of(plan.pipelines), model.parameter_groups)
     copied = [stage for stage in plan.pipelines[0].stages if len(stage.parallelism.parameter_copies) > 1]
-    groups = [tuple(row) for rows in found.holders for row in rows.tolist()]
+    groups = [tuple(row) for rows in holders.holders for row in rows.tolist()]
     assert sorted(groups) == [stage.devices for stage in copied]
     first, last = plan.pipelines[0].stages
     held = sum(layer_params(model, stage) for stage in copied)
     held += model.embedding_params * (first in copied) + model.head_params * (last in copied)
-    assert sum(float(params.sum()) for params in found.params) == held
+    assert sum(float(params.sum()) for params in holders.params) == held
 
 
 def layer_params(model: ModelSpec, stage: Stage) -> int:
@@ -170,7 +170,7 @@ def layer_params(model: ModelSpec, stage: Stage) -> int:
 def test_its_memory_is_that_of_every_copy(kind: type) -> None:
     """Each on its GPUs; sharding spreads states over copies; where memory is short the check says so."""
     plan = plan_of((kind, kind))
-    whole, spread = (priced(replace(plan, sharding=Sharding(zero))).pipelines[0].stages for zero in (0, 1))
+    whole, spread = (price(replace(plan, sharding=Sharding(zero))).pipelines[0].stages for zero in (0, 1))
     for stage, of_stage, less in zip(plan.pipelines[0].stages, whole, spread, strict=True):
         gpu = problem_of((kind,)).cluster.gpu_of(stage.devices[0])
         copies = [copy for executor in of_stage.executors for copy in executor.copies]
@@ -185,28 +185,28 @@ def test_its_memory_is_that_of_every_copy(kind: type) -> None:
     long = problem_of((kind,))
     wide = model_of(*[replace(EXPERT_LAYER, channels=(replace(EXPERTS, ffn_size=2**18),))] * 10)
     long = replace(long, model=wide if kind is ExpertParallel else replace(long.model, num_layers=6, ffn_size=2**20))
-    assert {violation.rule for violation in violations(long, plan, priced(plan, long))} == {"memory"}
+    assert {violation.rule for violation in violations(long, plan, price(plan, long))} == {"memory"}
 
 
 @TYPES
 def test_recomputing_takes_time_and_gives_memory(kind: type) -> None:
-    def recomputed(policy: str) -> Cost:
+    def price_recomputed(policy: str) -> Cost:
         [pipeline] = plan_of((kind, kind)).pipelines
         stages = tuple(replace(stage, recompute=(policy,)) for stage in pipeline.stages)
-        return priced(Plan((replace(pipeline, stages=stages),)))
+        return price(Plan((replace(pipeline, stages=stages),)))
 
-    kept, again = recomputed("none"), recomputed("full")
-    assert again.step_time_s > kept.step_time_s
-    for one, other in zip(kept.pipelines[0].stages, again.pipelines[0].stages, strict=True):
-        assert one.memory.activations > other.memory.activations
-        assert one.forward_s == other.forward_s
+    plain, again = price_recomputed("none"), price_recomputed("full")
+    assert again.step_time_s > plain.step_time_s
+    for plain_stage, other in zip(plain.pipelines[0].stages, again.pipelines[0].stages, strict=True):
+        assert plain_stage.memory.activations > other.memory.activations
+        assert plain_stage.forward_s == other.forward_s
 
 
 @EVERY_ORDER
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_the_simulation_ends_when_the_price_says(kinds: tuple[type, type], schedule: Any) -> None:
     plan = plan_of(kinds, schedule=schedule)
-    cost = priced(plan)
+    cost = price(plan)
     ends_s: dict[tuple[int, int], float] = {}
     for span in all_spans(PlanPricer(problem_of(kinds)), plan, cost):
         if not span.is_message:
@@ -218,7 +218,7 @@ def test_the_simulation_ends_when_the_price_says(kinds: tuple[type, type], sched
 
 @EVERY_ORDER
 def test_every_sample_is_sent_on_and_its_gradient_back(kinds: tuple[type, type]) -> None:
-    [pipeline] = priced(plan_of(kinds)).pipelines
+    [pipeline] = price(plan_of(kinds)).pipelines
     for backward in (False, True):
         assert sum(message.samples for message in pipeline.messages if message.backward == backward) == SIZE
     assert all(seconds > 0.0 for seconds in pipeline.message_s)
@@ -237,7 +237,7 @@ def test_a_plan_file_holds_it(kinds: tuple[type, type]) -> None:
 @EVERY_ORDER
 def test_its_timeline_has_every_executor_to_the_end_of_the_step(kinds: tuple[type, type]) -> None:
     plan = plan_of(kinds)
-    cost = priced(plan)
+    cost = price(plan)
     events = timeline_events(PlanFacts(problem_of(kinds), plan, cost))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     end_s = 1e-6 * max(event["ts"] + event["dur"] for event in slices)
@@ -247,13 +247,13 @@ def test_its_timeline_has_every_executor_to_the_end_of_the_step(kinds: tuple[typ
 
 
 def test_tables_tell_types_apart() -> None:
-    def shown(kind: type) -> str:
+    def print_table(kind: type) -> str:
         plan = plan_of((kind, kind))
         with (console := Console(width=200)).capture() as captured:
-            console.print(plan_table(PlanFacts(problem_of((kind,)), plan, priced(plan))))
+            console.print(plan_table(PlanFacts(problem_of((kind,)), plan, price(plan))))
         return re.sub(r"[\d.]+ *(ms|s|GiB|%)", "", captured.get())
 
-    texts = list(map(shown, EXAMPLES))
+    texts = list(map(print_table, EXAMPLES))
     assert len(set(texts)) == len(texts)
 
 
@@ -271,10 +271,12 @@ def test_the_runtime_lays_it_out_as_it_is_priced(kinds: tuple[type, type]) -> No
     assert sum(prod(part.local_shape) for held in layout.held for part in held.parts) == model.num_params
     [line] = layout.lines
     for stage, executors in zip(plan.pipelines[0].stages, line.stages, strict=True):
-        assert [tuple(sorted(devices)) for devices in stage.parallelism.executors] == [one.ranks for one in executors]
-        assert tuple(end - first for first, end in (one.samples for one in executors)) == stage.parallelism.samples(
-            SIZE
-        )
+        assert [tuple(sorted(devices)) for devices in stage.parallelism.executors] == [
+            executor.ranks for executor in executors
+        ]
+        assert tuple(
+            end - first for first, end in (executor.samples for executor in executors)
+        ) == stage.parallelism.samples(SIZE)
     for held in layout.held:
         [stage] = [stage for stage in plan.pipelines[0].stages if held.ranks[0] in stage.devices]
         norms = all(part.name.endswith("norm.weight") for part in held.parts)

@@ -17,7 +17,7 @@ from tests.hexiopt.plan.two_pipelines import (
     FIRST,
     PLAN,
     SECOND,
-    interleaved,
+    interleaved_plan,
     with_first,
     with_stage,
 )
@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "first from layer 0",
     ),
     "ranges in the wrong order": (
-        lambda: interleaved(16, ranges=(((0, 8), (8, 16)), ((16, 23), (23, 30)))),
+        lambda: interleaved_plan(16, ranges=(((0, 8), (8, 16)), ((16, 23), (23, 30)))),
         "stage 1 holds layers [16, 23) where layer 8 is next; each stage goes on where the one before it ends, the "
         "first from layer 0",
     ),
@@ -160,11 +160,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "plan: pipelines: device 5 is used 2 times; give each device one place in the plan",
     ),
     "ranges without interleaving": (
-        lambda: interleaved(16, schedule=ONE_F_ONE_B),
+        lambda: interleaved_plan(16, schedule=ONE_F_ONE_B),
         "plan: pipelines[0]: several layer ranges a stage under 1f1b; take the interleaved schedule",
     ),
     "micro-batches that are no multiple of the stages": (
-        lambda: interleaved(15, rest=1),
+        lambda: interleaved_plan(15, rest=1),
         "plan: pipelines[0]: 15 micro-batches for 2 interleaved stages; take a multiple of 2",
     ),
     "ranges on a lone stage": (
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "plan: sharding: ZeRO-3 over pipelines of unequally many stages; give all as many",
     ),
     "ZeRO 2 in chunks": (
-        lambda: replace(interleaved(16), sharding=Sharding(2)),
+        lambda: replace(interleaved_plan(16), sharding=Sharding(2)),
         "plan: sharding: ZeRO-2 under the interleaved schedule; take 1f1b or gpipe",
     ),
     "sharding groups that leave a device out": (

@@ -30,10 +30,10 @@ def test_every_token_is_held_once_and_as_many_as_stated(case: tuple[SequencePara
     held: list[int] = []
     for group, shards in zip(layout.groups, token_ranges(layout), strict=True):
         for tokens, runs in zip(group.tokens, shards, strict=True):
-            own = [token for first, end in runs for token in range(first, end)]
-            assert len(own) == tokens
-            assert own == sorted(own)
-            held += own
+            positions = [token for first, end in runs for token in range(first, end)]
+            assert len(positions) == tokens
+            assert positions == sorted(positions)
+            held += positions
     assert sorted(held) == list(range(seq_len))
 
 
@@ -88,7 +88,7 @@ def test_small_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "said"),
+    ("tokens", "heads", "message"),
     [
         (((4, 4), (7,)), ((1, 3), (4,)), "the groups have 15 tokens, a sequence 16"),
         (((4, 4), (8,)), ((1, 2), (4,)), "group 0 has 3 heads, the model 4"),
@@ -96,10 +96,10 @@ def test_small_parts() -> None:
     ],
 )
 def test_what_does_not_fit_is_said(
-    tokens: tuple[tuple[int, ...], ...], heads: tuple[tuple[int, ...], ...], said: str
+    tokens: tuple[tuple[int, ...], ...], heads: tuple[tuple[int, ...], ...], message: str
 ) -> None:
     groups = tuple(SequenceGroup(tuple(range(len(h))), t, h) for t, h in zip(tokens, heads, strict=True))
-    assert (misfit(SequenceParallel(groups), 16, 4) or "").startswith(said)
+    assert (misfit(SequenceParallel(groups), 16, 4) or "").startswith(message)
 
 
 @given(layouts())
@@ -114,9 +114,9 @@ def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceParallel, i
             keys = runs[schedule.source(np.arange(count))[step, g]]
             seen = [(q, k) for a in runs[g] for q in range(*a) for b in keys for k in range(*b) if k <= q]
             blocks = [(a, b) for a in runs[g] for b in keys if causal_pairs([a], [b])]
-            own = sum(q == k for q, k in seen)
+            diagonal = sum(q == k for q, k in seen)
             by_hand = (
-                len(seen) - own / 2,
+                len(seen) - diagonal / 2,
                 sum((a[1] - a[0]) * (b[1] - b[0]) for a, b in blocks),
                 len(blocks),
                 len({q for q, _ in seen}),
@@ -131,13 +131,13 @@ def test_blocks_are_those_counted_token_by_token(case: tuple[SequenceParallel, i
 def test_arrays_say_what_rings_and_ranges_say(case: tuple[SequenceParallel, int, int], per_kv: int) -> None:
     layout, _, heads = case
     kv_heads = heads // per_kv if heads % per_kv == 0 else heads
-    own, rings = members(layout), sub_rings(layout, heads, kv_heads)
-    found = ring_holders(own, heads, kv_heads)
-    assert (found.place - own.starts[:, None]).T.tolist() == [list(ring.places) for ring in rings]
-    assert found.kv_heads.tolist() == [ring.kv_heads[1] - ring.kv_heads[0] for ring in rings]
+    group_members, rings = members(layout), sub_rings(layout, heads, kv_heads)
+    holders = ring_holders(group_members, heads, kv_heads)
+    assert (holders.place - group_members.starts[:, None]).T.tolist() == [list(ring.places) for ring in rings]
+    assert holders.kv_heads.tolist() == [ring.kv_heads[1] - ring.kv_heads[0] for ring in rings]
     ranges = [held for group in layout.groups for held in head_ranges(group.heads)]
-    read = kv_heads_of(own, heads, kv_heads)
-    copies = uneven_kv_copies(own, read, heads, kv_heads)
+    read = kv_heads_of(group_members, heads, kv_heads)
+    copies = uneven_kv_copies(group_members, read, heads, kv_heads)
     for held, number, more in zip(ranges, read.tolist(), copies.tolist(), strict=True):
         first, end = kv_range(held, heads, kv_heads)
         assert number == end - first

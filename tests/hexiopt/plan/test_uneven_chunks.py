@@ -42,7 +42,7 @@ UNEVEN = Problem(CLUSTER, MODEL, WORKLOAD, Space(uneven_chunks=True))
 
 def plan_of(parts: list[int], policies: tuple[str, ...] = ("none",), count: int = 16) -> Plan:
     """Two stages with virtual stages of so many layers, in the order of the model."""
-    stages = [Stage(TensorParallel((s,)), own, policies) for s, own in enumerate(ranges_of(parts, 2))]
+    stages = [Stage(TensorParallel((s,)), ranges, policies) for s, ranges in enumerate(ranges_of(parts, 2))]
     return Plan((Pipeline(tuple(stages), count),), INTERLEAVED, Sharding(1))
 
 
@@ -79,20 +79,20 @@ def test_a_stage_holds_what_its_operations_leave(parts: list[int], count: int) -
     problem = replace(UNEVEN, workload=replace(WORKLOAD, global_batch=count))
     plan, pricer = plan_of(parts, count=count), PlanPricer(problem)
     pipeline, cost = plan.pipelines[0], pricer.price(plan)
-    kept = pricer.stages.memory_model(pricer.tp_group((0,)), 1).activations
+    activations = pricer.stages.memory_model(pricer.tp_group((0,)), 1).activations
     for s, stage in enumerate(pipeline.stages):
-        sizes = [(end - first) * kept.layer_bytes("none") for first, end in stage.layers]
+        sizes = [(end - first) * activations.layer_bytes("none") for first, end in stage.layers]
         if s == 0:
-            sizes[0] += kept.token_ids
+            sizes[0] += activations.token_ids
         if s == 1:
-            sizes[-1] += kept.final_norm + kept.loss
+            sizes[-1] += activations.final_norm + activations.loss
         held = most = 0.0
         for turns, repeats in INTERLEAVED.programme(StagePosition(s, 2, count, pipeline.num_chunks)):
             for turn in turns * repeats:
                 held += sizes[turn.chunk] if turn.kind is OperationKind.FORWARD else -sizes[turn.chunk]
                 most = max(most, held)
         memory = cost.pipelines[0].stages[s].memory
-        assert memory.activations + memory.logits - (s == 1) * kept.logits == pytest.approx(most)
+        assert memory.activations + memory.logits - (s == 1) * activations.logits == pytest.approx(most)
 
 
 @given(st.integers(2, 3).flatmap(lambda chunks: compositions(12, 2 * chunks)))
@@ -134,7 +134,7 @@ def test_searches_move_layers_between_ranges() -> None:
             if moved is None:
                 continue
             assert check(UNEVEN, moved) == []
-            counts = [[stage.num_layers for stage in one.pipelines[0].stages] for one in (plan, moved)]
+            counts = [[stage.num_layers for stage in version.pipelines[0].stages] for version in (plan, moved)]
             assert (counts[0] == counts[1]) == (operator is shift_chunk_layer)
             plan = moved
             met.add(tuple(end - first for stage in plan.pipelines[0].stages for first, end in stage.layers))
@@ -143,10 +143,10 @@ def test_searches_move_layers_between_ranges() -> None:
 
 def test_a_search_of_all_chunks_is_not_called_optimal() -> None:
     """`portfolio` proves small problems; here it may not, unless a plan reaches the compute bound."""
-    found = make_solver("portfolio").solve(UNEVEN, Budget(20, 60))
-    assert found.plan is not None
-    assert found.status is Status.FEASIBLE
-    assert found.bound_s == pytest.approx(compute_bound_s(PlanPricer(UNEVEN)))
+    result = make_solver("portfolio").solve(UNEVEN, Budget(20, 60))
+    assert result.plan is not None
+    assert result.status is Status.FEASIBLE
+    assert result.bound_s == pytest.approx(compute_bound_s(PlanPricer(UNEVEN)))
 
 
 def test_a_public_layout_of_80_layers_is_read_and_written(tmp_path: Path) -> None:
@@ -161,24 +161,27 @@ def test_a_public_layout_of_80_layers_is_read_and_written(tmp_path: Path) -> Non
         "--micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size 4 "
         f"--pipeline-model-parallel-size 8 --pipeline-model-parallel-layout '{text}'\n"
     )
-    found = read_layout("megatron", tmp_path / "run.sh", cluster, None, Workload(), Space(), None)
-    pipeline = found.plan.pipelines[0]
-    assert found.plan.schedule == INTERLEAVED
+    imported_plan = read_layout("megatron", tmp_path / "run.sh", cluster, None, Workload(), Space(), None)
+    pipeline = imported_plan.plan.pipelines[0]
+    assert imported_plan.plan.schedule == INTERLEAVED
     lengths = [[end - first for first, end in stage.layers] for stage in pipeline.stages]
     assert lengths == [[2] * 5] * 3 + [[2, 2, 2, 2, 3]] + [[2] * 5] * 3 + [[2, 2, 2, 2, 1]]
-    assert found.problem.space == Space(uneven_chunks=True)
-    assert any("space.uneven_chunks=true" in note for note in found.notes)
-    assert check(found.problem, found.plan) == []
+    assert imported_plan.problem.space == Space(uneven_chunks=True)
+    assert any("space.uneven_chunks=true" in note for note in imported_plan.notes)
+    assert check(imported_plan.problem, imported_plan.plan) == []
     equal = layer_ranges([10] * 8, 5)
     even = replace(
-        found.plan,
+        imported_plan.plan,
         pipelines=tuple(
-            replace(one, stages=tuple(replace(stage, layers=own) for stage, own in zip(one.stages, equal, strict=True)))
-            for one in found.plan.pipelines
+            replace(
+                line,
+                stages=tuple(replace(stage, layers=ranges) for stage, ranges in zip(line.stages, equal, strict=True)),
+            )
+            for line in imported_plan.plan.pipelines
         ),
     )
-    pricer = PlanPricer(found.problem)
-    assert pricer.price(found.plan).step_time_s < pricer.price(even).step_time_s  # the point of the layout
-    program = write_program(found.problem, found.plan, TRAINERS["megatron"])
+    pricer = PlanPricer(imported_plan.problem)
+    assert pricer.price(imported_plan.plan).step_time_s < pricer.price(even).step_time_s  # the point of the layout
+    program = write_program(imported_plan.problem, imported_plan.plan, TRAINERS["megatron"])
     (tmp_path / "again.sh").write_text("torchrun pretrain_gpt.py $MODEL $PLAN\n" + program.files["megatron.sh"])
     assert "t*3|t*2|t*2|t*2|tL" in program.files["megatron.sh"]

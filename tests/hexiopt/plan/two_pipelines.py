@@ -39,14 +39,14 @@ def with_stage(stage: Stage, k: int = 1) -> Plan:
     return replace(PLAN, pipelines=(replace(FIRST, stages=stages), SECOND))
 
 
-def interleaved(
+def interleaved_plan(
     batches: int,
     rest: int = 0,
     schedule: Schedule = INTERLEAVED,
     ranges: Any = (((0, 8), (16, 23)), ((8, 16), (23, 30))),
 ) -> Plan:
     """Two stages of two ranges, and `rest` sequences on a pipeline of its own."""
-    stages = tuple(Stage(TensorParallel((s,)), own) for s, own in enumerate(ranges))
+    stages = tuple(Stage(TensorParallel((s,)), layers) for s, layers in enumerate(ranges))
     alone = [Pipeline((Stage(TensorParallel((7,)), ((0, 30),)),), rest)] if rest else []
     return Plan((Pipeline(stages, batches), *alone), schedule)
 

@@ -162,17 +162,17 @@ def test_a_window_shorter_than_the_sequence_is_refused() -> None:
     """It would take less than the full attention priced; a window that the sequence fits into changes nothing."""
     cluster = replace(LAB, machines=LAB.machines[:1])
 
-    def priced(model: ModelSpec, seq_len: int) -> PlanPricer:
+    def make_pricer(model: ModelSpec, seq_len: int) -> PlanPricer:
         return PlanPricer(Problem(cluster, model, Workload(4, seq_len, precision="fp16")))
 
     line = "model: sliding_window: windowed attends to 1024 tokens at a time, fewer than seq_len 2048, and only full"
-    assert (refusal(lambda: priced(WINDOW, 2048)) or "").startswith(line)
-    assert refusal(lambda: priced(WINDOW, 1024)) is None
-    assert refusal(lambda: priced(replace(WINDOW, attention_window=None), 2048)) is None
+    assert (refusal(lambda: make_pricer(WINDOW, 2048)) or "").startswith(line)
+    assert refusal(lambda: make_pricer(WINDOW, 1024)) is None
+    assert refusal(lambda: make_pricer(replace(WINDOW, attention_window=None), 2048)) is None
     qwen = replace(WINDOW, architecture="qwen2", attention_bias=True)
-    assert (refusal(lambda: priced(qwen, 2048)) or "").endswith("full attention: model.use_sliding_window=false")
+    assert (refusal(lambda: make_pricer(qwen, 2048)) or "").endswith("full attention: model.use_sliding_window=false")
     neo = replace(WINDOW, architecture="gpt_neo", num_kv_heads=4, mlp_bias=True)
-    assert refusal(lambda: priced(neo, 2048)) is None  # computes all scores and masks them
+    assert refusal(lambda: make_pricer(neo, 2048)) is None  # computes all scores and masks them
 
 
 def test_a_link_of_two_devices_has_one_form_and_a_lone_device_no_rate_inside() -> None:

@@ -39,7 +39,7 @@ def test_every_number_of_every_range_once_in_order(prefix: str, ranges: list[tup
 @given(st.sets(st.text("ab019-", min_size=1, max_size=5), min_size=1, max_size=30))
 def test_compressed_names_are_the_names(names: set[str]) -> None:
     lists = compress(sorted(names))
-    assert sorted(name for one in lists for name in expand(one)) == sorted(names)
+    assert sorted(name for name_list in lists for name in expand(name_list)) == sorted(names)
     assert sorted(expand(",".join(lists))) == sorted(names)
 
 

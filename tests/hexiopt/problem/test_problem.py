@@ -32,9 +32,9 @@ def again(data: Any) -> Problem:
 @given(problems())
 def test_round_trip_through_json(problem: Problem) -> None:
     text = json.dumps(problem_to_dict(problem), allow_nan=False)
-    found = again(json.loads(text))
-    assert found == problem
-    assert problem_sha256(found) == problem_sha256(problem)
+    restored = again(json.loads(text))
+    assert restored == problem
+    assert problem_sha256(restored) == problem_sha256(problem)
 
 
 def test_the_hash_is_that_of_the_mapping() -> None:

@@ -16,17 +16,17 @@ def machine_with(links: list[IntraLink], num_gpus: int = 8) -> Machine:
 
 
 def best_by_force(machine: Machine, indices: tuple[int, ...]) -> tuple[float, float]:
-    found = []
+    ring_speeds = []
     for order in permutations(indices[1:]):
         ring = (indices[0], *order, indices[0])
         routes = list(pairwise(ring))
-        found.append(
+        ring_speeds.append(
             (
                 min(machine.pair_bandwidth(*route) for route in routes),
                 -max(machine.pair_latency(*route) for route in routes),
             )
         )
-    bandwidth, latency = max(found)
+    bandwidth, latency = max(ring_speeds)
     return bandwidth, -latency
 
 

@@ -61,8 +61,8 @@ def test_round_trip(workload: Workload) -> None:
 )
 def test_bytes(precision: str, gradient_bytes: int, expected: tuple[int, ...]) -> None:
     work = Workload(precision=precision, gradient_bytes=gradient_bytes)
-    found = work.element_bytes, work.states.gradient, work.states.master, work.states.moment
-    assert found == expected
+    sizes = work.element_bytes, work.states.gradient, work.states.master, work.states.moment
+    assert sizes == expected
 
 
 @pytest.mark.parametrize("stated", [0, 1, "0", "1", "auto"])

@@ -19,7 +19,7 @@ from tests.slow import slow_but
 CONF = ROOT / "conf"
 
 
-def priced(cluster: Cluster, plan: Plan, model: str = "llama2_7b", global_batch: int = 256) -> Case:
+def price_case(cluster: Cluster, plan: Plan, model: str = "llama2_7b", global_batch: int = 256) -> Case:
     problem = Problem(cluster, read_model(CONF / f"model/{model}.yaml"), Workload(global_batch=global_batch))
     return problem, plan, PlanPricer(problem).price(plan)
 
@@ -32,7 +32,7 @@ def small() -> Case:
         Stage.of((2, 3), 13, 23, "full"),
         Stage.of((4, 5), 23, 32, "full"),
     )
-    return priced(read_cluster(CONF / "cluster/small_mixed.yaml"), Plan((Pipeline(stages, 32),)), global_batch=32)
+    return price_case(read_cluster(CONF / "cluster/small_mixed.yaml"), Plan((Pipeline(stages, 32),)), global_batch=32)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def mixed() -> Case:
         Pipeline((of((26, 27, 28), 0, 14, "selective"), of((29, 30, 31), 14, 32)), 54, 2),
     )
     plan = Plan(pipelines, sharding=Sharding(1))
-    return priced(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
+    return price_case(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def large() -> Case:
         a, b = (tuple(range(start, start + 8)) for start in starts)
         cut = 20 + k % 3
         pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 8))
-    return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2_560)
+    return price_case(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2_560)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def unlike() -> Case:
         a, b = (tuple(range(8 * m, 8 * m + 8)) for m in (2 * k, 2 * k + 1))
         cut = 8 + k
         pipelines.append(Pipeline((Stage.of(a, 0, cut, "full"), Stage.of(b, cut, 80, "full")), 32))
-    return priced(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2048)
+    return price_case(cluster, Plan(tuple(pipelines), sharding=Sharding(1)), "llama2_70b", global_batch=2048)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def woven() -> Case:
     )
     pipelines = (Pipeline(stages, 48, 4), Pipeline((Stage.of((24, 25, 26, 27), 0, 32, "full"),), 64))
     plan = Plan(pipelines, INTERLEAVED, Sharding(1))
-    return priced(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
+    return price_case(read_cluster(CONF / "cluster/hexiscale_setting_2.yaml"), plan)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def ragged() -> Case:
     first = Stage(SequenceParallel(groups, "zigzag"), ((0, 20),), ("full",))
     pipeline = Pipeline((first, Stage.of((4, 5), 20, 32)), 8)
     cluster = read_cluster(CONF / "cluster" / "hexiseq_testbed.yaml")
-    return priced(cluster, Plan((pipeline,), sharding=Sharding(1)), global_batch=8)
+    return price_case(cluster, Plan((pipeline,), sharding=Sharding(1)), global_batch=8)
 
 
 CASES = ["small", "mixed", "large", "woven", "ragged"]
@@ -117,5 +117,5 @@ CASES = ["small", "mixed", "large", "woven", "ragged"]
 
 @pytest.fixture(params=slow_but(("small", "mixed", "ragged"), CASES))
 def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = request.getfixturevalue(request.param)
-    return found
+    priced_case: Case = request.getfixturevalue(request.param)
+    return priced_case

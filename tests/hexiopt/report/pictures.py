@@ -19,7 +19,7 @@ SOLVER = {
 }
 
 
-def printed(renderable: RenderableType, width: int = 100, color: bool = False) -> str:
+def console_text(renderable: RenderableType, width: int = 100, color: bool = False) -> str:
     """The text of a console so wide."""
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None).print(renderable)

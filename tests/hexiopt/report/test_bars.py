@@ -29,7 +29,7 @@ def test_groups_stand_from_top_to_bottom() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "said"),
+    ("groups", "message"),
     [
         ({}, "bars: 0 groups of 0 series"),
         ({"a": {}}, "bars: 1 groups of 0 series"),
@@ -37,6 +37,6 @@ def test_groups_stand_from_top_to_bottom() -> None:
         ({"a": {"s": ["1"]}}, "bars: a: s: '1' is not a finite number"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(groups: dict[str, dict[str, float]], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_drawn_is_one_line(groups: dict[str, dict[str, float]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         hx.plot.bars(groups)

@@ -9,7 +9,7 @@ from hexiopt.report.explanation import explanation_tables, step_rows
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.page.html import report_html
 from hexiopt.report.table import breakdown_table, in_short, plan_table, summary_table
-from tests.hexiopt.report.pictures import SOLVER, Case, printed
+from tests.hexiopt.report.pictures import SOLVER, Case, console_text
 
 
 def test_what_binds_is_the_most_of_all(case: Case) -> None:
@@ -44,13 +44,13 @@ def test_the_cost_model_of_the_caller_tells_all(mixed: Case, monkeypatch: pytest
     problem, plan, cost = mixed
     pricer = PlanPricer(problem)
 
-    def made(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise AssertionError("another cost model is made")
 
-    monkeypatch.setattr(PlanPricer, "__init__", made)
+    monkeypatch.setattr(PlanPricer, "__init__", refuse)
     facts = PlanFacts(problem, plan, cost, SOLVER, pricer)
     for table in (plan_table(facts), summary_table(facts), breakdown_table(facts)):
-        assert printed(table)
+        assert console_text(table)
     assert len(list(explanation_tables(facts, "a test"))) == 7
     assert report_html(facts)
     with pytest.raises(AssertionError, match="another"):

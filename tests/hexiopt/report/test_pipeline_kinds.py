@@ -11,7 +11,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.report.facts import PlanFacts
 from hexiopt.report.rows import chain, pipeline_kinds
 from hexiopt.report.table import breakdown_table, in_short, kinds_table, plan_table, short_table, summary_table
-from tests.hexiopt.report.pictures import printed
+from tests.hexiopt.report.pictures import console_text
 from tests.models import TINY
 
 
@@ -60,17 +60,17 @@ def test_every_pipeline_is_of_one_kind(irregular: tuple[Problem, Plan, Cost]) ->
 def test_a_large_plan_fits_a_screen_and_leaves_nothing_out(irregular: tuple[Problem, Plan, Cost], width: int) -> None:
     facts = PlanFacts(*irregular)
     tables = (plan_table(facts), breakdown_table(facts), summary_table(facts))
-    lines = [line for table in tables for line in printed(table, width).splitlines()]
+    lines = [line for table in tables for line in console_text(table, width).splitlines()]
     assert len(lines) <= 48
     assert max(map(len, lines)) <= width
-    text = printed(kinds_table(facts), width)
+    text = console_text(kinds_table(facts), width)
     assert text.splitlines()[0].strip() == "64 pipelines of 12 kinds"
     shown = [line.split() for line in text.splitlines() if len(line.split()) > 2 and line.split()[1] == "×"]
     assert sum(int(words[0]) for words in shown) == 64
     assert sum(int(words[2]) for words in shown) == len(facts.plan.devices())
     assert "of 2 other kinds" in text
     assert text.count("longest") == 1
-    full = printed(plan_table(facts, full=True), width)
+    full = console_text(plan_table(facts, full=True), width)
     assert all(f"{stage.name} " in full for p in range(64) for stage in facts.stages(p))
 
 
@@ -86,6 +86,6 @@ def test_a_plan_in_ten_lines(irregular: tuple[Problem, Plan, Cost]) -> None:
     assert list(rows) == ["problem", "step", "lower bound", "plan", "time", "slowest", "memory", "unused"]
     assert rows["lower bound"].endswith(f"(gap 50.0%) of {problem.plans_in_words}")
     assert rows["plan"].startswith("64 pipelines of 12 kinds")
-    text = printed(short_table(facts), 80)
+    text = console_text(short_table(facts), 80)
     assert len(text.splitlines()) <= 10
     assert max(map(len, text.splitlines())) <= 80

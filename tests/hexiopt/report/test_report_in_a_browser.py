@@ -32,24 +32,24 @@ class Opened:
     def __init__(self, browser: Any, path: Path, **how: Any) -> None:
         self.context = browser.new_context(offline=True, **how)
         self.page = self.context.new_page()
-        self.said: list[str] = []
+        self.console: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("console", lambda message: self.console.append(message.text))
+        self.page.on("pageerror", lambda error: self.console.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri())
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
-        found: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        return found
+        pixels: int = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        return pixels
 
 
 def test_no_error_and_nothing_loaded(browser: Any, page_file: Path) -> None:
     opened = Opened(browser, page_file)
     opened.page.mouse.move(300, 300)
     opened.page.mouse.move(500, 500)
-    assert opened.said == []
+    assert opened.console == []
     assert opened.asked == [page_file.as_uri()]
 
 
@@ -59,8 +59,8 @@ def test_the_mouse_shows_numbers(browser: Any, page_file: Path) -> None:
     assert not tip.is_visible()
     operation = page.locator('svg.timeline rect[data-o="backward"]').nth(3)
     operation.hover()
-    said = tip.inner_text()
-    assert re.fullmatch(r"\d+·\d+: backward of micro-batch \d+, [\d.]+ m?s to [\d.]+ m?s \([\d.]+ m?s\)", said), said
+    text = tip.inner_text()
+    assert re.fullmatch(r"\d+·\d+: backward of micro-batch \d+, [\d.]+ m?s to [\d.]+ m?s \([\d.]+ m?s\)", text), text
     page.locator(".bar.step i").first.hover()
     assert "%" in tip.inner_text()
     page.mouse.move(2, 2)

@@ -73,9 +73,9 @@ def test_too_many_events_are_cut_and_said(large: Case, monkeypatch: pytest.Monke
     monkeypatch.setattr("hexiopt.report.trace.MAX_EVENTS", 150)
     trace = timeline_events(PlanFacts(*large))
     assert len(trace["traceEvents"]) <= 150
-    said = trace["otherData"]
-    assert (said["num_pipelines"], said["num_pipelines_shown"]) == (320, 2)
-    assert said["num_pipelines_left_out"] == 320 - said["num_pipelines_alike"] == 106
+    other_data = trace["otherData"]
+    assert (other_data["num_pipelines"], other_data["num_pipelines_shown"]) == (320, 2)
+    assert other_data["num_pipelines_left_out"] == 320 - other_data["num_pipelines_alike"] == 106
     assert "represents 107 equal ones" in json.dumps(trace)
 
 

@@ -33,13 +33,13 @@ def test_no_stage_ends_before_its_terms_allow(shape: tuple[Schedule, int, int, i
     schedule, stages, chunks, batches = shape
     times = st.lists(st.tuples(SECONDS, SECONDS), min_size=chunks, max_size=chunks)
     late_s = data.draw(st.lists(SECONDS, min_size=stages, max_size=stages)) if schedule.splits else [None] * stages
-    chunk_s = [tuple((*own, *([late] * schedule.splits)) for own in data.draw(times)) for late in late_s]
-    executors = tuple(Executor(s, own) for s, own in enumerate(chunk_s))
+    chunk_s = [tuple((*pair, *([late] * schedule.splits)) for pair in data.draw(times)) for late in late_s]
+    executors = tuple(Executor(s, seconds) for s, seconds in enumerate(chunk_s))
     pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
     links = [ExecutorLink(False, a, b, data.draw(SECONDS)) for a, b in pairs]
     links += [ExecutorLink(True, b, a, data.draw(SECONDS)) for a, b in pairs]
     step_s = max(executor_ends_s(schedule, stages, batches, executors, tuple(links)))
-    for s, own in enumerate(chunk_s):
+    for s, stage_s in enumerate(chunk_s):
         terms = schedule.bound_terms(stages - 1 - s, stages, min(chunks, 2))
         assert terms is not None
         ahead = min(terms.forwards_ahead, batches * chunks - 1)
@@ -47,9 +47,9 @@ def test_no_stage_ends_before_its_terms_allow(shape: tuple[Schedule, int, int, i
         journey_s = sum(sum(times[: 1 if terms.split else 2]) for times in before) + sum(
             sum(times[:2]) for times in behind
         )
-        work_s = batches * sum(map(sum, own))
+        work_s = batches * sum(map(sum, stage_s))
         assert terms.split == schedule.splits
-        assert journey_s + work_s - ahead * max(times[0] for times in own) <= step_s * (1 + 1e-9) + 1e-9
+        assert journey_s + work_s - ahead * max(times[0] for times in stage_s) <= step_s * (1 + 1e-9) + 1e-9
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [(GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 2), (INTERLEAVED, 3)])
@@ -63,7 +63,7 @@ def test_the_latest_return_is_tight(schedule: Schedule, chunks: int, stages: int
         for other_s in (0.0, 0.25, 0.5, 0.75, 1.0):
             for batches in (2 * stages, 8 * stages):
                 times = [(1.0, 1.0) if k == s else (other_s, other_s) for k in range(stages)]
-                executors = tuple(Executor(k, (own,) * chunks) for k, own in enumerate(times))
+                executors = tuple(Executor(k, (pair,) * chunks) for k, pair in enumerate(times))
                 pairs = [*pairwise(range(stages)), *([(stages - 1, 0)] if chunks > 1 else [])]
                 links = [
                     ExecutorLink(back, *(pair[::-1] if back else pair), 0.0) for pair in pairs for back in (False, True)

@@ -28,7 +28,7 @@ def stated_order(schedule: Schedule, stage: int, num_stages: int, num_micro_batc
     """What a stage runs, forwards and backwards of micro-batches, as its schedule states it."""
     letters = {OperationKind.FORWARD: "f", OperationKind.BACKWARD: "b"}
     order = operations(schedule, StagePosition(stage, num_stages, num_micro_batches))
-    return [(letters[one.kind], one.micro_batch) for one in order]
+    return [(letters[operation.kind], operation.micro_batch) for operation in order]
 
 
 def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
@@ -60,7 +60,7 @@ def plain(schedule: Schedule, times: Times, num_micro_batches: int) -> list[floa
     return ends
 
 
-def simulated(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
+def simulate(schedule: Schedule, times: Times, num_micro_batches: int) -> list[float]:
     """When each stage ends in the event simulation."""
     forward, backward, ahead, back = times
     stages = [(((f, b),),) for f, b in zip(forward, backward, strict=True)]
@@ -117,7 +117,7 @@ COUNTS = st.integers(1, 25) | st.integers(1, 25) | st.integers(1, 25) | st.integ
 def test_every_stage_ends_when_the_event_simulation_says(
     schedule: Schedule, times: Times, num_micro_batches: int
 ) -> None:
-    assert same(of(schedule, times, num_micro_batches), simulated(schedule, times, num_micro_batches))
+    assert same(of(schedule, times, num_micro_batches), simulate(schedule, times, num_micro_batches))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -57,19 +57,19 @@ def test_depths_that_never_rise_end(num_stages: int, count: int, data: st.DataOb
 def test_depths_that_rise_wait_for_ever_and_are_refused(num_stages: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 9))
     rising = st.lists(st.none() | st.integers(1, count), min_size=num_stages, max_size=num_stages).filter(
-        lambda own: broken_depths(ONE_F_ONE_B, num_stages, count, tuple(own)) is not None
+        lambda depths: broken_depths(ONE_F_ONE_B, num_stages, count, tuple(depths)) is not None
     )
     with pytest.raises(InputError, match="operations wait for each other for ever"):
         end_s([1.0] * num_stages, [(0.5, 0.5)] * (num_stages - 1), count, tuple(data.draw(rising)))
 
 
 def test_what_is_refused_is_said_in_a_line() -> None:
-    def said(depths: Depths) -> str | None:
+    def refusal(depths: Depths) -> str | None:
         return broken_depths(ONE_F_ONE_B, len(depths), 4, depths)
 
-    assert said((9, 1)) == "stage 0 may have 9 of 4 micro-batches in flight; take no more than these"
+    assert refusal((9, 1)) == "stage 0 may have 9 of 4 micro-batches in flight; take no more than these"
     rule = "stage 0 has 2 micro-batches in flight, stage 1 waits for 3 before its first backward"
-    assert said((2, 3)) == said((None, 3)) == f"{rule}; state in_flight of 3 or more for stage 0"
+    assert refusal((2, 3)) == refusal((None, 3)) == f"{rule}; state in_flight of 3 or more for stage 0"
     for schedule in {*SCHEDULES, *SPLIT_SCHEDULES} - {ONE_F_ONE_B, SPLIT_SCHEDULES[0]}:
         assert broken_depths(schedule, 2, 4, (2, 1)) == (
             f"stages state in_flight under the {schedule} schedule; take 1f1b or zb, or leave it out"

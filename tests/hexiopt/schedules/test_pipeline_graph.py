@@ -107,10 +107,12 @@ class Case:
             )
             for link in self.links
         ]
-        executors = tuple(Executor(s, one.chunk_s) for s, stage in enumerate(self.stages) for one in stage.executors)
+        executors = tuple(
+            Executor(s, executor.chunk_s) for s, stage in enumerate(self.stages) for executor in stage.executors
+        )
         return self.schedule, count, self.pipeline.num_micro_batches, executors, tuple(links)
 
-    def simulated(self) -> list[float]:
+    def simulate(self) -> list[float]:
         """The same in the event simulation."""
         ends = {
             (s, r): 0.0 for s, stage in enumerate(self.pipeline.stages) for r in range(len(stage.parallelism.replicas))
@@ -120,7 +122,7 @@ class Case:
             link_of(0, message, link.seconds, len(self.stages))
             for message, link in zip(messages, self.links, strict=True)
         ]
-        running = {0: [tuple([one.chunk_s for one in stage.executors]) for stage in self.stages]}
+        running = {0: [tuple([executor.chunk_s for executor in stage.executors]) for stage in self.stages]}
         places = positions(len(self.stages), self.pipeline.num_micro_batches, self.pipeline.num_chunks)
         for span in Step(running, self.schedule, links, {0: stage_orders(self.schedule, places)}).spans():
             if not span.is_message:
@@ -143,12 +145,12 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
     if not round_times and draw(st.booleans()):
         seconds = SECONDS
 
-    def drawn() -> ExecutorCost:
+    def draw_executor() -> ExecutorCost:
         return executor_cost(*((draw(seconds), draw(seconds)) for _ in range(chunks)))
 
     stages, links = [], []
-    for s, own in enumerate(samples):
-        stages.append(StageCost(tuple(drawn() for _ in own)))
+    for s, stage_samples in enumerate(samples):
+        stages.append(StageCost(tuple(draw_executor() for _ in stage_samples)))
         t = (s + 1) % count
         if count == 1 or (t == 0 and chunks == 1):
             continue
@@ -160,10 +162,10 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
     pipeline = Pipeline(
         tuple(
             Stage.of_replicas(
-                tuple(Replica((s,), n) for n in own),
+                tuple(Replica((s,), n) for n in counts),
                 tuple((c * count + s, c * count + s + 1) for c in range(chunks)),
             )
-            for s, own in enumerate(samples)
+            for s, counts in enumerate(samples)
         ),
         batches,
         size,
@@ -173,7 +175,7 @@ def cases(draw: st.DrawFn, routes: st.SearchStrategy[float] = HOPS, *, round_tim
 
 @given(case=cases())
 def test_every_replica_ends_when_the_event_simulation_says(case: Case) -> None:
-    assert case.ends() == pytest.approx(case.simulated(), rel=1e-9, abs=1e-300)
+    assert case.ends() == pytest.approx(case.simulate(), rel=1e-9, abs=1e-300)
 
 
 DRIFTING = st.sampled_from((1.0, 1.001, 0.999, 0.25))  # executors that fall behind each other, slowly

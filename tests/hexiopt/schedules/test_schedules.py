@@ -69,7 +69,7 @@ class Eager(Schedule):
         return (F, warm_up), (F + B, at.num_micro_batches - warm_up), (B, warm_up)
 
 
-def listed(schedule: Schedule, at: StagePosition) -> list[Operation]:
+def list_operations(schedule: Schedule, at: StagePosition) -> list[Operation]:
     """The order by groups of micro-batches, as Megatron-LM's schedules walk through them."""
     stage, count, batches, chunks, depth = at
     groups = [range(start, min(start + count, batches)) for start in range(0, batches, count)]
@@ -103,29 +103,33 @@ def test_every_pass_runs_once_and_none_waits_forever(schedule: Schedule) -> None
             continue
         todo = [operations(schedule, StagePosition(s, count, batches, chunks)) for s in range(count)]
         passes = sorted((backward, c, k) for backward in (0, 1) for c in range(chunks) for k in range(batches))
-        assert all(sorted((int(one.backward), one.chunk, one.micro_batch) for one in own) == passes for own in todo)
+        assert all(
+            sorted((int(operation.backward), operation.chunk, operation.micro_batch) for operation in stage_order)
+            == passes
+            for stage_order in todo
+        )
         done: set[tuple[bool, int, int]] = set()  # whether backward, virtual stage, micro-batch
         at, moved = [0] * count, True
         while moved:
             moved = False
-            for s, own in enumerate(todo):
-                while at[s] < len(own):
-                    one, virtual = own[at[s]], own[at[s]].chunk * count + s
-                    needed = {(False, virtual - 1, one.micro_batch)} if virtual and not one.backward else set()
-                    if one.backward:
-                        needed = {(False, virtual, one.micro_batch)}
-                        needed |= {(True, virtual + 1, one.micro_batch)} if virtual + 1 < count * chunks else set()
+            for s, order in enumerate(todo):
+                while at[s] < len(order):
+                    pending, virtual = order[at[s]], order[at[s]].chunk * count + s
+                    needed = {(False, virtual - 1, pending.micro_batch)} if virtual and not pending.backward else set()
+                    if pending.backward:
+                        needed = {(False, virtual, pending.micro_batch)}
+                        needed |= {(True, virtual + 1, pending.micro_batch)} if virtual + 1 < count * chunks else set()
                     if not needed <= done:
                         break
-                    done.add((one.backward, virtual, one.micro_batch))
+                    done.add((pending.backward, virtual, pending.micro_batch))
                     at[s], moved = at[s] + 1, True
-        assert at == [len(own) for own in todo], (count, chunks, batches)
+        assert at == [len(stage_order) for stage_order in todo], (count, chunks, batches)
 
 
 @pytest.mark.parametrize("schedule", MEGATRONS, ids=str)
 def test_the_order_is_that_of_an_independent_list(schedule: Schedule) -> None:
     for at in positions(schedule):
-        assert operations(schedule, at) == listed(schedule, at), at
+        assert operations(schedule, at) == list_operations(schedule, at), at
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES, Eager()], ids=str)
@@ -137,14 +141,14 @@ def test_in_flight_and_the_first_backward_follow_from_the_order(schedule: Schedu
             held[operation.chunk] += -1 if operation.backward else 1
             moments.add(tuple(held))
         highest = {
-            one
-            for one in moments
-            if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments)
+            moment
+            for moment in moments
+            if not any(moment != other and all(a <= b for a, b in zip(moment, other, strict=True)) for other in moments)
         }
-        found = in_flight(schedule, at)
-        assert set(found) == highest
-        assert len(found) == len(highest)
-        assert forwards_before_backward(schedule, at) == next(k for k, one in enumerate(order) if one.backward)
+        peaks = in_flight(schedule, at)
+        assert set(peaks) == highest
+        assert len(peaks) == len(highest)
+        assert forwards_before_backward(schedule, at) == next(k for k, step in enumerate(order) if step.backward)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, *SPLIT_SCHEDULES], ids=str)
@@ -179,8 +183,8 @@ def test_a_block_that_moves_what_is_held_from_range_to_range(batches: int, chunk
     for operation in operations(Wavy(), at):
         held[operation.chunk] += -1 if operation.backward else 1
         most = max(most, sum(n * size for n, size in zip(held, chunk_bytes, strict=True)))
-    found = largest(in_flight(Wavy(), at), chunk_bytes)
-    assert sum(n * size for n, size in zip(found, chunk_bytes, strict=True)) == most
+    peak = largest(in_flight(Wavy(), at), chunk_bytes)
+    assert sum(n * size for n, size in zip(peak, chunk_bytes, strict=True)) == most
 
 
 @given(pair=problems_with_plans() | roomy_problems_with_plans())
@@ -204,8 +208,8 @@ def test_a_schedule_from_outside_is_priced_and_simulated(pair: tuple[Problem, Pl
 def test_interleaved_with_one_range_a_stage_is_1f1b(pair: tuple[Problem, Plan]) -> None:
     problem, plan = pair
     assume(plan.sharding.stage < 2)
-    one, other = (PlanPricer(problem).price(replace(plan, schedule=s)) for s in (INTERLEAVED, ONE_F_ONE_B))
-    assert one == other
+    cost, other = (PlanPricer(problem).price(replace(plan, schedule=s)) for s in (INTERLEAVED, ONE_F_ONE_B))
+    assert cost == other
 
 
 def test_default_schedule_is_1f1b_or_what_is_fixed() -> None:
@@ -260,8 +264,8 @@ def test_the_cycle_of_gpipe_is_the_slope_of_its_recurrence(times: Times) -> None
     """Where backwards and the messages back take twice as long as what goes ahead: the same stage or message is then
     the slowest both ways."""
     f, _, ahead, _ = times
-    stage_s, trip_s = ([3 * x for x in one] for one in (f, ahead))
-    b, back = ([2 * x for x in one] for one in (f, ahead))
+    stage_s, trip_s = ([3 * x for x in seconds] for seconds in (f, ahead))
+    b, back = ([2 * x for x in seconds] for seconds in (f, ahead))
     near, far = (max(chain_ends_s(GPIPE, f, b, ahead, back, count)) for count in (100, 200))
     assert (far - near) / 100 == pytest.approx(GPIPE.cycle_s(stage_s, trip_s, 1), rel=1e-6)
 

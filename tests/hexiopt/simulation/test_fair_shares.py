@@ -19,7 +19,7 @@ def messages(draw: st.DrawFn) -> tuple[Needs, list[float]]:
 
 
 def rates_of(needs: Needs, most: list[float], flows: int = 1) -> list[float]:
-    return fair_rates([[Need(r, s, flows) for r, s in own.items()] for own in needs], most)
+    return fair_rates([[Need(r, s, flows) for r, s in need.items()] for need in needs], most)
 
 
 @given(messages(), st.integers(2, 5))
@@ -33,14 +33,14 @@ def test_each_is_at_its_most_or_has_a_full_resource_of_which_none_has_more(given
     """What characterises max-min fair rates (Bertsekas and Gallager, section 6.5.2)."""
     needs, most = given
     rates = rates_of(needs, most)
-    share = [rate * max(own.values()) for rate, own in zip(rates, needs, strict=True)]
-    used = {r: sum(rate * own.get(r, 0.0) for rate, own in zip(rates, needs, strict=True)) for r in range(4)}
+    share = [rate * max(need.values()) for rate, need in zip(rates, needs, strict=True)]
+    used = {r: sum(rate * need.get(r, 0.0) for rate, need in zip(rates, needs, strict=True)) for r in range(4)}
     assert max(used.values()) <= 1 + 1e-9
-    for k, own in enumerate(needs):
+    for k, resources in enumerate(needs):
         assert 0.0 < rates[k] <= most[k] * (1 + 1e-9)
         assert rates[k] >= most[k] * (1 - 1e-9) or any(
             used[r] >= 1 - 1e-9 and share[k] >= max(share[j] for j, other in enumerate(needs) if r in other) - 1e-9
-            for r in own
+            for r in resources
         )
 
 

@@ -14,7 +14,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import Schedule, stage_orders
 from hexiopt.simulation.engine import Step
-from tests.hexiopt.cost.test_late_weights import Ends, chosen, ends_of, ran, split_plan
+from tests.hexiopt.cost.test_late_weights import Ends, choose_orders, ends_of, run_step, split_plan
 from tests.slow import slow_but
 from tests.strategies import problems_with_depths, problems_with_plans, roomy_problems_with_plans
 
@@ -24,14 +24,14 @@ PLANS = USUAL | CHUNKED | problems_with_depths() | problems_with_depths(SPLIT_SC
 MOST_ERROR = 1e-12  # of the end of an executor, relative
 
 
-def simulated(placed: list[PlacedPipeline]) -> Ends:
+def simulate(placed: list[PlacedPipeline]) -> Ends:
     """When executors end by the event simulation, which decides itself what split backwards put off."""
     if placed[0].schedule.splits:
-        return chosen(placed)[0]
+        return choose_orders(placed)[0]
     links = [link for p, line in enumerate(placed) for link in links_of(p, line)]
     running = {p: stage_times(line) for p, line in enumerate(placed)}
     orders = {p: stage_orders(line.schedule, line.graph.positions()) for p, line in enumerate(placed)}
-    return ran(Step(running, placed[0].schedule, links, orders))[0]
+    return run_step(Step(running, placed[0].schedule, links, orders))[0]
 
 
 def worst_errors(count: int) -> tuple[list[float], Counter[str]]:
@@ -58,7 +58,7 @@ def worst_errors(count: int) -> tuple[list[float], Counter[str]]:
                 plan = split_plan(plan)
         model = PlanPricer(problem)
         placed = list(model.place_pipelines(plan))
-        clock_s, engine_s = ends_of(model.network(placed)), simulated(placed)
+        clock_s, engine_s = ends_of(model.network(placed)), simulate(placed)
         assert clock_s.keys() == engine_s.keys()
         errors.append(max(abs(clock_s[at] - end_s) / end_s for at, end_s in engine_s.items()))
         features.update([str(plan.schedule)])
@@ -80,5 +80,5 @@ def test_the_clock_ends_when_the_simulation_does(count: int) -> None:
 
 
 if __name__ == "__main__":
-    found, having = worst_errors(2000)
-    print(f"{len(found):,} plans, largest relative difference {max(found):.2g}; {dict(having)}")
+    all_errors, having = worst_errors(2000)
+    print(f"{len(all_errors):,} plans, largest relative difference {max(all_errors):.2g}; {dict(having)}")

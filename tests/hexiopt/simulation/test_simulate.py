@@ -27,10 +27,10 @@ def test_the_simulation_ends_when_the_cost_says(pair: tuple[Problem, Plan]) -> N
             ends[at] = max(ends[at], span.end_s)
     assert max(ends.values()) == pytest.approx(cost.pipeline_s, rel=1e-9)
     for p, (pipeline, priced) in enumerate(zip(plan.pipelines, cost.pipelines, strict=True)):
-        found = [
+        stage_ends = [
             [ends[p, s, r] for r in range(len(stage.parallelism.replicas))] for s, stage in enumerate(pipeline.stages)
         ]
-        assert list(priced.executor_end_s) == pytest.approx([end for stage in found for end in stage], rel=1e-9)
+        assert list(priced.executor_end_s) == pytest.approx([end for stage in stage_ends for end in stage], rel=1e-9)
         assert priced.end_s == max(priced.executor_end_s)
         timed = list(zip(priced.messages, priced.message_s, strict=True))
         for s in range(len(priced.send_forward_s)):
@@ -45,13 +45,13 @@ def test_every_event_waits_for_its_input_and_its_place(pair: tuple[Problem, Plan
     problem, plan = pair
     model = PlanPricer(problem)
     events = all_spans(model, plan, model.price(plan))
-    found = {(e.kind, e.pipeline, e.stage, e.executor, e.chunk, e.micro_batch, e.receiver): e for e in events}
-    assert len(events) == len(found) == sum(map(num_events, plan.pipelines))
+    event_by_key = {(e.kind, e.pipeline, e.stage, e.executor, e.chunk, e.micro_batch, e.receiver): e for e in events}
+    assert len(events) == len(event_by_key) == sum(map(num_events, plan.pipelines))
 
     for event in events:
         assert event.end_s >= event.start_s >= 0.0
         for kind, *where in causes(event, plan.pipelines[event.pipeline]):
-            before = found[(kind, event.pipeline, *where[:3], event.micro_batch, where[3])]
+            before = event_by_key[(kind, event.pipeline, *where[:3], event.micro_batch, where[3])]
             assert before.end_s <= event.start_s
 
     places: dict[tuple[object, ...], list[Span]] = defaultdict(list)
@@ -95,9 +95,9 @@ def causes(event: Span, pipeline: Pipeline) -> list[tuple[str, int, int, int, in
     if event.kind.startswith("send_"):
         return [(event.kind.removeprefix("send_"), s, r, c, 0)]
     count, chunks = len(pipeline.stages), len(pipeline.stages[0].layers)
-    own = [("forward", s, r, c, 0)] if event.kind == "backward" else []
+    inputs = [("forward", s, r, c, 0)] if event.kind == "backward" else []
     source = c * count + s + (-1 if event.kind == "forward" else 1)
     if not 0 <= source < count * chunks:
-        return own
+        return inputs
     t, d = source % count, source // count
-    return own + [(f"send_{event.kind}", t, a, d, r) for a, b in pairs(pipeline, t, s) if b == r]
+    return inputs + [(f"send_{event.kind}", t, a, d, r) for a, b in pairs(pipeline, t, s) if b == r]

@@ -41,11 +41,11 @@ def problems(draw: st.DrawFn) -> Problem:
 def chains(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every ordered choice of disjoint groups of devices, those of a machine cut in order."""
     cuts = []
-    for own in problem.usable_by_machine.values():
+    for devices in problem.usable_by_machine.values():
         ways: list[list[tuple[int, ...]]] = [[]]
-        for first in own:
+        for first in devices:
             longer = [[*way, (first,)] for way in ways if all(first not in group for group in way)]
-            pairs = [[*way, (first, first + 1)] for way in ways if first + 1 in own]
+            pairs = [[*way, (first, first + 1)] for way in ways if first + 1 in devices]
             ways += [way for way in longer + pairs if len({d for g in way for d in g}) == sum(map(len, way))]
         cuts.append(ways)
     for choice in product(*cuts):

@@ -38,8 +38,8 @@ class Stranger:
         pricer: Any = None,
         on_progress: OnProgress | None = None,
     ) -> Result:
-        found = RandomPartition().solve(problem, budget, seed=seed, on_progress=on_progress)
-        return self.spoil(found) if found.plan is not None else found
+        result = RandomPartition().solve(problem, budget, seed=seed, on_progress=on_progress)
+        return self.spoil(result) if result.plan is not None else result
 
 
 def half_price(result: Result) -> Result:
@@ -78,18 +78,18 @@ def test_a_good_one_passes() -> None:
 
 @pytest.mark.parametrize("fault", slow_but(("a false price", "luck", "steps uncounted"), FAULTS))
 def test_a_fault_is_named(fault: str) -> None:
-    spoil, said = FAULTS[fault]
+    spoil, message = FAULTS[fault]
     with pytest.raises(AssertionError, match=r"^solver stranger breaks \d of 6 rules\n- ") as caught:
         check_solver(Stranger(spoil))  # type: ignore[arg-type]
-    assert re.search(said, str(caught.value)), caught.value
+    assert re.search(message, str(caught.value)), caught.value
 
 
 class Silent(Stranger):
     """Says nothing where there is no plan."""
 
     def solve(self, problem: Problem, budget: Budget, **how: Any) -> Result:
-        found = super().solve(problem, budget, **how)
-        return replace(found, status=Status.NOT_FOUND, reason="") if found.plan is None else found
+        result = super().solve(problem, budget, **how)
+        return replace(result, status=Status.NOT_FOUND, reason="") if result.plan is None else result
 
 
 def test_silence_is_a_fault() -> None:
@@ -103,29 +103,29 @@ class Mine:
     spoilt = "nothing"
 
     def __init__(self, problem: Problem) -> None:
-        self._own = PlanPricer(problem)
+        self._ours = PlanPricer(problem)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+        return getattr(self._ours, name)
 
     def price(self, plan: Plan, pipelines: Any = None) -> Cost:
-        cost = self._own.price(plan, pipelines)
+        cost = self._ours.price(plan, pipelines)
         return replace(cost, step_time_s=random.random() + 1.0) if self.spoilt == "price" else cost
 
     def stage_s(self, site: Any, num_layers: int, *how: Any) -> tuple[float, float]:
-        return self._own.stage_s(site, 1 if self.spoilt == "stages" else num_layers, *how)
+        return self._ours.stage_s(site, 1 if self.spoilt == "stages" else num_layers, *how)
 
     def max_layers(self, *how: Any) -> int:
-        most = self._own.max_layers(*how)
+        most = self._ours.max_layers(*how)
         return -most if self.spoilt == "memory" else most
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "said"),
+    ("spoilt", "message"),
     [("price", "gives another|is another"), ("stages", "for 1, 2 and 4 layers"), ("memory", "at most .* layers at")],
 )
-def test_a_cost_model_is_judged_too(spoilt: str, said: str) -> None:
+def test_a_cost_model_is_judged_too(spoilt: str, message: str) -> None:
     assert len(check_pricer(Mine)) == 4  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"^pricer Spoilt breaks [12] of 4 rules\n- ") as caught:
         check_pricer(type("Spoilt", (Mine,), {"spoilt": spoilt}))
-    assert re.search(said, str(caught.value)), caught.value
+    assert re.search(message, str(caught.value)), caught.value

@@ -61,9 +61,9 @@ def test_the_readme_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_its_page_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run(ROOT / "docs" / "python.md")
-    said = capsys.readouterr().out
-    assert "every rule is kept" in said
-    assert "8 jobs: 8 done" in said
+    stdout = capsys.readouterr().out
+    assert "every rule is kept" in stdout
+    assert "8 jobs: 8 done" in stdout
     assert names["jobs"]["exit_code"].count(0) == 8
     assert {"timeline.png", "compared.png", "freedoms.png", "sweep", "job", "problem.json"} == {
         path.name for path in folder.iterdir()

@@ -42,8 +42,8 @@ def test_it_prints_what_counts_in_ten_lines(result: hx.Solution) -> None:
     lines = str(result).splitlines()
     assert len(lines) <= 10
     assert max(map(len, lines)) <= 120
-    said = {line[:12].strip() for line in lines[1:]}
-    assert {"status", "step time", "throughput", "MFU", "lower bound", "plan", "memory"} <= said
+    labels = {line[:12].strip() for line in lines[1:]}
+    assert {"status", "step time", "throughput", "MFU", "lower bound", "plan", "memory"} <= labels
     assert len(repr(result)) < 100
 
 
@@ -100,14 +100,14 @@ def test_stages_are_a_table(result: hx.Solution) -> None:
     assert all(0.0 < row["memory_gib"] <= row["limit_gib"] for row in rows)
 
 
-def shown(problem: hx.Problem, result: hx.Solution) -> list[Any]:
+def shown_values(problem: hx.Problem, result: hx.Solution) -> list[Any]:
     cluster = problem.cluster
-    own = [problem, cluster, cluster.machines[0], problem.model, problem.workload, problem.space]
-    return [*own, result, result.plan, result.cost, hx.solvers()]
+    parts = [problem, cluster, cluster.machines[0], problem.model, problem.workload, problem.space]
+    return [*parts, result, result.plan, result.cost, hx.solvers()]
 
 
 def test_everything_shows_itself_in_a_notebook(problem: hx.Problem, result: hx.Solution) -> None:
-    for value in shown(problem, result):
+    for value in shown_values(problem, result):
         page = value._repr_html_()
         assert page.startswith("<"), value
         assert page.count("<table>") == page.count("</table>")
@@ -119,7 +119,7 @@ def test_everything_shows_itself_in_a_notebook(problem: hx.Problem, result: hx.S
 def test_everything_is_changed_by_a_copy(problem: hx.Problem, result: hx.Solution) -> None:
     longer = problem.replace(workload=problem.workload.replace(seq_len=512))
     assert (problem.workload.seq_len, longer.workload.seq_len) == (256, 512)
-    for value in shown(problem, result)[:-1]:
+    for value in shown_values(problem, result)[:-1]:
         assert value.replace() == value
         with pytest.raises(hx.InputError, match="unknown field"):
             value.replace(nothing=1)
@@ -141,9 +141,9 @@ def test_panels_are_drawn_on_given_axes_with_room_for_their_labels(
     axes = Figure(figsize=(8, 3)).subplots()
     assert draw(result, ax=axes) is axes
     assert axes.get_position().x0 * 8 >= 0.15
-    own = draw(result.plan)
-    assert own.figure._repr_png_().startswith(b"\x89PNG")
-    assert not any(text.get_text().startswith("(") for text in own.texts)
+    plan_axes = draw(result.plan)
+    assert plan_axes.figure._repr_png_().startswith(b"\x89PNG")
+    assert not any(text.get_text().startswith("(") for text in plan_axes.texts)
     with pytest.raises(hx.InputError, match="plot: 3 is neither a result nor a plan"):
         draw(3)
 
@@ -196,12 +196,12 @@ def test_an_interrupt_inside_the_context_of_another_is_that_one() -> None:
 
 
 def test_ctrl_c_ends_a_bound(problem: hx.Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pressed(*_: object) -> float:
+    def press_ctrl_c(*_: object) -> float:
         signal.raise_signal(signal.SIGINT)
         return 1e9
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
-    monkeypatch.setattr("hexiopt.study.price.bound_under_s", pressed)
+    monkeypatch.setattr("hexiopt.study.price.bound_under_s", press_ctrl_c)
     bound_s = hx.lower_bound(problem, 60)
     monkeypatch.undo()
     signal.signal(signal.SIGINT, before)
@@ -224,11 +224,11 @@ def test_progress_in_a_notebook_overwrites_its_line(monkeypatch: pytest.MonkeyPa
 
 def test_a_class_or_an_object_is_a_solver_too(problem: hx.Problem) -> None:
     by_name = hx.solve(problem, "random", LONG_S, max_steps=20, seed=4)
-    own = make_solver("random")
-    for solver in (own, type(own.solver), hx.solver("random")):  # type: ignore[attr-defined]
+    instance = make_solver("random")
+    for solver in (instance, type(instance.solver), hx.solver("random")):  # type: ignore[attr-defined]
         assert hx.solve(problem, solver, LONG_S, max_steps=20, seed=4).plan == by_name.plan
     with pytest.raises(hx.InputError, match="is already constructed"):
-        hx.solve(problem, own, tau=3)
+        hx.solve(problem, instance, tau=3)
     with pytest.raises(hx.InputError, match="problem: 3 is not a Problem"):
         hx.solve(3)  # type: ignore[arg-type]
 
@@ -251,13 +251,13 @@ def test_another_cost_model_steers_the_search(problem: hx.Problem, tmp_path: Pat
         """A step takes twice as long."""
 
         def __init__(self, problem: hx.Problem) -> None:
-            self._own = PlanPricer(problem)
+            self._ours = PlanPricer(problem)
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._own, name)
+            return getattr(self._ours, name)
 
         def price(self, plan: Plan, pipelines: Any = None) -> Cost:
-            cost = self._own.price(plan, pipelines)
+            cost = self._ours.price(plan, pipelines)
             return Cost(
                 **{name: getattr(cost, name) for name in Cost.__slots__} | {"step_time_s": 2 * cost.step_time_s}
             )

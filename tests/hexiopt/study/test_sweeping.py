@@ -80,7 +80,7 @@ def problem() -> hx.Problem:
     return hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
 
 
-def begun(log: Path) -> Counter[str]:
+def run_counts(log: Path) -> Counter[str]:
     """How often each seed's search has begun."""
     return Counter(line.split()[1] for line in log.read_text().splitlines()) if log.exists() else Counter()
 
@@ -101,13 +101,13 @@ def test_a_row_a_job_in_order_as_if_solved_one_by_one(problem: hx.Problem, log: 
 
 def test_what_is_done_is_not_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
     first = sweep(problem, tmp_path / "jobs")
-    assert sum(begun(log).values()) == 4
+    assert sum(run_counts(log).values()) == 4
     assert sweep(problem, tmp_path / "jobs") == first
-    assert sum(begun(log).values()) == 4
+    assert sum(run_counts(log).values()) == 4
     sweep(problem, tmp_path / "jobs", OVER | {"seed": range(3)})
-    assert sum(begun(log).values()) == 6
+    assert sum(run_counts(log).values()) == 6
     sweep(problem, tmp_path / "jobs", max_steps=4)
-    assert sum(begun(log).values()) == 10
+    assert sum(run_counts(log).values()) == 10
 
 
 def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_path: Path) -> None:
@@ -119,40 +119,40 @@ def test_failures_are_counted_and_run_again(problem: hx.Problem, log: Path, tmp_
     assert "num_stages: 99 is more than the 4 layers" in frame["message"][1]
     assert frame.title == "6 jobs: 1 done, 3 refused, 2 failed"
     sweep(problem, tmp_path / "jobs", over)
-    assert sum(begun(log).values()) == 5
+    assert sum(run_counts(log).values()) == 5
 
 
 @pytest.mark.slow
 def test_many_jobs_killed_twice_lose_nothing_and_run_nothing_twice(log: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])
-    own = {**os.environ, "PYTHONPATH": path, "SWEEP_PAUSE_S": "0.1"}
+    environment = {**os.environ, "PYTHONPATH": path, "SWEEP_PAUSE_S": "0.1"}
     command = [sys.executable, "-c", MANY, str(tmp_path / "jobs")]
 
-    def done() -> set[str]:
-        found = [json.loads(path.read_text()) for path in tmp_path.glob("jobs/*/status.json")]
-        return {status["overrides"][0].removeprefix("seed=") for status in found if status["exit_code"] == 0}
+    def done_seeds() -> set[str]:
+        statuses = [json.loads(path.read_text()) for path in tmp_path.glob("jobs/*/status.json")]
+        return {status["overrides"][0].removeprefix("seed=") for status in statuses if status["exit_code"] == 0}
 
-    kept = set[str]()
+    finished_seeds = set[str]()
     for number, most in ((signal.SIGKILL, 4), (signal.SIGINT, 12)):
-        before, runs = done(), begun(log)
-        running = subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True)
-        while len(done()) < most:
+        before, runs = done_seeds(), run_counts(log)
+        running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        while len(done_seeds()) < most:
             assert running.poll() is None
             time.sleep(0.02)
         running.send_signal(number)
-        said = running.communicate()[1]
+        stderr = running.communicate()[1]
         assert running.returncode != 0
-        assert before <= done()
-        assert {seed: begun(log)[seed] for seed in before} == {seed: runs[seed] for seed in before}
-        kept = done()
-    assert f"{len(kept)} of 24 jobs are done in" in said
-    assert "call sweep again to resume" in said
-    runs = begun(log)
-    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+        assert before <= done_seeds()
+        assert {seed: run_counts(log)[seed] for seed in before} == {seed: runs[seed] for seed in before}
+        finished_seeds = done_seeds()
+    assert f"{len(finished_seeds)} of 24 jobs are done in" in stderr
+    assert "call sweep again to resume" in stderr
+    runs = run_counts(log)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "24 jobs: 24 done"
-    assert done() == {str(seed) for seed in range(24)}
-    assert {seed: begun(log)[seed] for seed in kept} == {seed: runs[seed] for seed in kept}
-    assert sum(begun(log).values()) - 24 <= 2  # what two processes ran when they were killed; Ctrl-C loses nothing
+    assert done_seeds() == {str(seed) for seed in range(24)}
+    assert {seed: run_counts(log)[seed] for seed in finished_seeds} == {seed: runs[seed] for seed in finished_seeds}
+    assert sum(run_counts(log).values()) - 24 <= 2  # what two processes ran when they were killed; Ctrl-C loses nothing
 
 
 @pytest.mark.slow
@@ -164,11 +164,11 @@ def test_ctrl_c_waits_for_every_running_job(log: Path, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not {"0", "3"} <= begun(log).keys():
+    while not {"0", "3"} <= run_counts(log).keys():
         time.sleep(0.02)
     running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=60)[1]
-    assert f"{len(begun(log))} of 24 jobs are done in" in said
+    stderr = running.communicate(timeout=60)[1]
+    assert f"{len(run_counts(log))} of 24 jobs are done in" in stderr
 
 
 @pytest.mark.slow
@@ -182,8 +182,8 @@ def test_ctrl_c_keeps_the_running_jobs_best_plan(log: Path, tmp_path: Path) -> N
     )
     time.sleep(6.0)  # two searches are under way; on a slow machine they have not begun, and there is nothing to keep
     running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=60)[1]
-    assert "0 of 24 jobs are done in" in said
+    stderr = running.communicate(timeout=60)[1]
+    assert "0 of 24 jobs are done in" in stderr
     for status in tmp_path.glob("jobs/*/status.json"):
         assert json.loads(status.read_text())["exit_code"] == 130
         assert hx.load_plan(status.parent / "plan.json").cost.fits
@@ -212,8 +212,8 @@ def processes_of(folder: Path) -> set[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_isolated_jobs_end_with_their_sweep(tmp_path: Path, number: int) -> None:
     """At Ctrl-C the one that runs keeps its best plan; where the sweep is killed, nothing goes on."""
-    own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen([sys.executable, "-c", ISOLATED, str(tmp_path)], env=own, stderr=subprocess.PIPE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = subprocess.Popen([sys.executable, "-c", ISOLATED, str(tmp_path)], env=environment, stderr=subprocess.PIPE)
     while len(processes_of(tmp_path)) < 3:  # the sweep, its worker, and the job's fork
         time.sleep(0.1)
     time.sleep(3.0)
@@ -241,7 +241,7 @@ def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "said"),
+    ("over", "message"),
     [
         ({"work.seq_len": [1]}, "over: 'work.seq_len': unknown key; "),
         ({"workload.sq_len": [1]}, "over: workload.sq_len: unknown key; did you mean seq_len?"),
@@ -252,10 +252,10 @@ def test_it_reads_what_a_multirun_wrote(hexiopt: Run, tmp_path: Path) -> None:
         ({"solver.tau": [object]}, "over: solver.tau: <class 'object'> is not a plain value; "),
     ],
 )
-def test_wrong_grids_are_one_line(problem: hx.Problem, tmp_path: Path, over: Any, said: str) -> None:
+def test_wrong_grids_are_one_line(problem: hx.Problem, tmp_path: Path, over: Any, message: str) -> None:
     with pytest.raises(hx.InputError) as caught:
         sweep(problem, tmp_path / "jobs", over)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert not (tmp_path / "jobs").exists()
 
 
@@ -368,7 +368,7 @@ def test_other_code_runs_jobs_again(problem: hx.Problem, log: Path, tmp_path: Pa
     job = SweepJob(("seed=0",), problem, "logged", 0, Budget(1.0, 3))
     for code, runs in ((None, 1), (None, 1), (code_sha256(), 1), ("other", 2)):
         run_jobs([job], tmp_path / "jobs", 1, False, code=code)
-        assert sum(begun(log).values()) == runs
+        assert sum(run_counts(log).values()) == runs
 
 
 def test_jobs_that_keep_most_cores_busy_come_first(

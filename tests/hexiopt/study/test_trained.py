@@ -56,16 +56,16 @@ def test_the_picture_has_both_steps(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("metrics.jsonl", "{", "metrics.jsonl: cannot be read as a run's metrics"),
         ("metrics.jsonl", '{"event": "step"}', "metrics.jsonl: cannot be read as a run's metrics"),
         ("timeline.json", "{}", "timeline.json: is no timeline of hexiopt train"),
     ],
 )
-def test_what_is_no_run_is_one_line(folder: Path, name: str, text: str, said: str) -> None:
+def test_what_is_no_run_is_one_line(folder: Path, name: str, text: str, message: str) -> None:
     (folder / name).write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         hx.read_training(folder)
 
 

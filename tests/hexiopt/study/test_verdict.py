@@ -24,12 +24,12 @@ ASKED = ("workload.training=lora", "workload.global_batch=32", "workload.seq_len
 PRICES = {"gpu_purchase": {"4090": 1700, "3060 12gb": 250}, "years": 3, "use": 0.5, "energy_price_per_kwh": 0.3}
 
 
-def asked(gpus: Any, model: str = "qwen3_8b", work: Workload = ADAPTERS) -> Problem:
+def make_problem(gpus: Any, model: str = "qwen3_8b", work: Workload = ADAPTERS) -> Problem:
     return Problem(hx.cluster(cluster_of_cards(gpus).data), hx.model(model), work)
 
 
 def test_two_unlike_cards() -> None:
-    problem = asked([3090, 4090])
+    problem = make_problem([3090, 4090])
     told = hx.verdict(problem)
     assert (told.fits, told.exact, told.reason, told.cures) == ("yes", True, "", ())
     assert told.plan is not None
@@ -38,10 +38,10 @@ def test_two_unlike_cards() -> None:
     assert told.plan.cost.step_time_s == pytest.approx(hx.price(problem, told.plan).step_time_s, rel=1e-9)
     best = max(told.owners.values())
     assert told.plan.cost.tokens_per_s > 1.5 * best, "a plan is worth having"
-    found = told.quantities()
-    assert found["context"] == 17_152
-    assert found["layers"] == 101
-    assert found["micro_batch"] == 8
+    quantities = told.quantities()
+    assert quantities["context"] == 17_152
+    assert quantities["layers"] == 101
+    assert quantities["micro_batch"] == 8
     assert told.speed is not None
     assert told.speed.grade == "B"
     assert told.speed.low < told.plan.cost.tokens_per_s  # type: ignore[operator]
@@ -52,7 +52,7 @@ def test_two_unlike_cards() -> None:
 
 
 def test_cards_of_two_makers_and_contexts_beyond_positions_are_noted() -> None:
-    told = hx.verdict(asked([4090, "7900 XTX"], work=ADAPTERS.replace(seq_len=49_152)))
+    told = hx.verdict(make_problem([4090, "7900 XTX"], work=ADAPTERS.replace(seq_len=49_152)))
     makers, positions, _ = told.notes
     assert makers.startswith("rx_7900_xtx and rtx_4090 are priced as if one library joined them")
     assert "beyond the 40,960 positions" in positions
@@ -62,7 +62,7 @@ def test_cards_of_two_makers_and_contexts_beyond_positions_are_noted() -> None:
 
 @pytest.mark.parametrize("work", [ADAPTERS, Workload(32, 2048)], ids=["adapters", "full"])
 def test_every_cure_of_what_does_not_fit_fits(work: Workload) -> None:
-    told = hx.verdict(asked([3090], "qwen3_32b", work))
+    told = hx.verdict(make_problem([3090], "qwen3_32b", work))
     assert told.fits == "impossible"
     assert told.plan is None
     assert 1 <= len(told.cures) <= 3
@@ -75,21 +75,21 @@ def test_every_cure_of_what_does_not_fit_fits(work: Workload) -> None:
 
 def test_a_cure_can_be_typed() -> None:
     """The overrides of a cure make the problem whose plan it has."""
-    told = hx.verdict(asked([3090, 4090], work=Workload(32, 2048)))
+    told = hx.verdict(make_problem([3090, 4090], work=Workload(32, 2048)))
     first = told.cures[0]
     assert first.change == "workload.training=lora"
     assert first.plan.problem == told.problem.replace(workload=told.problem.workload.replace(training=LORA))
 
 
 def test_what_is_required_and_not_there() -> None:
-    told = hx.verdict(asked([3090, 4090]), require={"context": 32_768, "layers": 10})
+    told = hx.verdict(make_problem([3090, 4090]), require={"context": 32_768, "layers": 10})
     assert told.unmet == ("context 17,152 is less than the 32,768 required",)
     with pytest.raises(hx.InputError, match="unknown key; did you mean context"):
-        hx.verdict(asked([3090]), require={"contexts": 1})
+        hx.verdict(make_problem([3090]), require={"contexts": 1})
 
 
 def test_the_next_card_and_its_price() -> None:
-    told = hx.verdict(asked([3090, 4090]), offers=PRICES)
+    told = hx.verdict(make_problem([3090, 4090]), offers=PRICES)
     assert [offer.gpu.name for offer in told.offers] == ["rtx_4090", "rtx_3060_12gb"]
     best = told.offers[0]
     assert best.plan is not None
@@ -103,13 +103,13 @@ def test_the_next_card_and_its_price() -> None:
     machines = best.plan.problem.cluster.machines
     assert machines[-1].price_per_hour == pytest.approx(1700 / 13_149 + 0.45 * 0.3)
     with pytest.raises(hx.InputError, match="no card is on sale"):
-        hx.verdict(asked([3090, 4090]), offers={"energy_price_per_kwh": 0.3})
+        hx.verdict(make_problem([3090, 4090]), offers={"energy_price_per_kwh": 0.3})
     with pytest.raises(hx.InputError, match="years: is missing"):
-        hx.verdict(asked([3090, 4090]), offers={"gpu_purchase": {"4090": 1700}})
+        hx.verdict(make_problem([3090, 4090]), offers={"gpu_purchase": {"4090": 1700}})
 
 
 def test_storages_without_published_runs_have_no_interval() -> None:
-    problem = asked([3090], work=ADAPTERS.replace(lora=Lora(storage="nf4")))
+    problem = make_problem([3090], work=ADAPTERS.replace(lora=Lora(storage="nf4")))
     assert kind_of(problem) is None
     told = hx.verdict(problem)
     assert told.speed is not None

@@ -38,31 +38,31 @@ PRICES = {
 }
 
 
-def asked(cluster: str) -> hx.Problem:
+def make_problem(cluster: str) -> hx.Problem:
     return hx.Problem(hx.cluster(cluster), hx.model("gpt2_345m"), hx.Workload(global_batch=8, seq_len=512))
 
 
-def answered(cluster: str, folder: Path) -> WhatIf:
+def solve_what_if(cluster: str, folder: Path) -> WhatIf:
     how = {"max_steps": 12, "time_limit_s": 600, "bound_time_limit_s": 0, "processes": 2, "progress": False}
-    return hx.what_if(asked(cluster), "local_search", prices=PRICES, folder=folder, **how)  # type: ignore[arg-type]
+    return hx.what_if(make_problem(cluster), "local_search", prices=PRICES, folder=folder, **how)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[WhatIf, Path]:
     """The answer for the cluster small_mixed, and its folder."""
     folder = tmp_path_factory.mktemp("small")
-    return answered("small_mixed", folder), folder
+    return solve_what_if("small_mixed", folder), folder
 
 
 @pytest.mark.parametrize("cluster", slow_but(["small_mixed"], ["small_mixed", "four_machines", "two_sites"]))
 def test_a_machine_more_never_makes_the_plan_worse_and_one_less_never_better(
     cluster: str, small: tuple[WhatIf, Path], tmp_path: Path
 ) -> None:
-    found = small[0] if cluster == "small_mixed" else answered(cluster, tmp_path)
-    base, *others = found.options
+    answer = small[0] if cluster == "small_mixed" else solve_what_if(cluster, tmp_path)
+    base, *others = answer.options
     assert base.alternative.change == "as it is"
     assert {option.alternative.change for option in others} == {ADD, TAKE, LINK}
-    for option in found.options:
+    for option in answer.options:
         assert option.plan is not None
         assert hx.check(option.alternative.problem, option.plan) == []
         assert option.plan.cost.step_time_s == hx.price(option.alternative.problem, option.plan).step_time_s
@@ -72,11 +72,11 @@ def test_a_machine_more_never_makes_the_plan_worse_and_one_less_never_better(
         else:
             assert option.step_time_s <= base.step_time_s * (1 + 1e-12)
     # The machines' shares in the bound are dual values: they are positive and together no more than everything.
-    shares = found.bound.machine_shares
+    shares = answer.bound.machine_shares
     assert set(shares) == set(base.alternative.problem.usable_by_machine)
     assert all(share > 0 for share in shares.values())
     assert sum(shares.values()) <= 1 + 1e-9
-    assert max(map(len, str(found).splitlines())) <= 80
+    assert max(map(len, str(answer).splitlines())) <= 80
 
 
 def test_the_same_call_resumes_and_searches_nothing_twice(small: tuple[WhatIf, Path], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_same_call_resumes_and_searches_nothing_twice(small: tuple[WhatIf, P
     dropped = next(iter(written))
     for path in dropped.parent.iterdir():
         path.unlink()
-    second = answered("small_mixed", tmp_path)
+    second = solve_what_if("small_mixed", tmp_path)
     assert first == second
     again = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.json")}
     assert again.keys() == written.keys()
@@ -95,10 +95,10 @@ def test_the_same_call_resumes_and_searches_nothing_twice(small: tuple[WhatIf, P
 
 
 def test_a_plan_of_another_alternative_is_taken_where_it_is_better(small: tuple[WhatIf, Path]) -> None:
-    found, _ = small
-    taken = [option for option in found.options if option.found_for != option.alternative.name]
+    answer, _ = small
+    taken = [option for option in answer.options if option.found_for != option.alternative.name]
     assert taken, "twelve steps of random search leave something to take over"
-    assert f"{len(taken)} plans came from" in str(found) or "1 plan came from" in str(found)
+    assert f"{len(taken)} plans came from" in str(answer) or "1 plan came from" in str(answer)
 
 
 def test_names_too_long_for_eighty_columns_lose_their_brackets_not_their_ends(small: tuple[WhatIf, Path]) -> None:
@@ -111,20 +111,20 @@ def test_names_too_long_for_eighty_columns_lose_their_brackets_not_their_ends(sm
 
 
 def test_devices_keep_their_numbers() -> None:
-    problem = asked("two_sites")
+    problem = make_problem("two_sites")
     prices = prices_for(problem, PRICES)
-    found = alternatives(with_prices(problem, prices), prices, 2.0)
+    offers = alternatives(with_prices(problem, prices), prices, 2.0)
     names = [problem.cluster.device_name(device) for device in range(problem.cluster.num_devices)]
-    for one in found:
-        cluster = one.problem.cluster
+    for offer in offers:
+        cluster = offer.problem.cluster
         assert [cluster.device_name(device) for device in range(len(names))] == names
-    assert len({one.name for one in found}) == len(found)
-    assert [one.number for one in found if "rented" in one.name] == [1, 2, 3]
-    grown = next(one.problem for one in found if one.change == ADD)
+    assert len({alternative.name for alternative in offers}) == len(offers)
+    assert [alternative.number for alternative in offers if "rented" in alternative.name] == [1, 2, 3]
+    grown = next(alternative.problem for alternative in offers if alternative.change == ADD)
     new = grown.cluster.machines[-1]
     # The new machine is in the group of those like it, behind the same uplink.
     assert any(new.name in group.members for group in grown.cluster.groups)
-    fewer = next(one.problem for one in found if one.change == TAKE)
+    fewer = next(alternative.problem for alternative in offers if alternative.change == TAKE)
     assert len(fewer.usable_by_machine) == len(problem.usable_by_machine) - 1
 
 
@@ -143,31 +143,36 @@ def test_machines_like_linked_ones_are_linked_alike() -> None:
             ],
         }
     )
-    problem = asked("small_mixed").replace(cluster=cluster)
-    found = {one.name: one.problem.cluster for one in alternatives(problem, prices_for(problem, None), 3.0)}
-    grown = found["+ 1 × a (1 × rtx_3090)"]
+    problem = make_problem("small_mixed").replace(cluster=cluster)
+    clusters = {
+        alternative.name: alternative.problem.cluster
+        for alternative in alternatives(problem, prices_for(problem, None), 3.0)
+    }
+    grown = clusters["+ 1 × a (1 × rtx_3090)"]
     ends = {(link.source, link.target): link.bandwidth_bytes_per_s / 1e9 for link in grown.links}
     assert ends == {("a", "b"): 7, ("a-more", "b"): 7, ("a", "a"): 9, ("a-more", "a"): 9}
-    assert found["3 × link a – b"].links[0].bandwidth_bytes_per_s == 21e9
+    assert clusters["3 × link a – b"].links[0].bandwidth_bytes_per_s == 21e9
     single = problem.replace(space=hx.Space(exclude=("b", "a-0")))
-    assert not [one for one in alternatives(single, prices_for(single, None), 2.0) if one.change == TAKE]
+    assert not [
+        alternative for alternative in alternatives(single, prices_for(single, None), 2.0) if alternative.change == TAKE
+    ]
 
 
 def test_prices_are_those_of_the_cluster_then_of_the_list() -> None:
-    problem = asked("small_mixed")
-    own = problem.cluster.machines[0].replace(price_per_hour=3.0)
-    cluster = problem.cluster.replace(machines=(own, *problem.cluster.machines[1:]))
+    problem = make_problem("small_mixed")
+    first_machine = problem.cluster.machines[0].replace(price_per_hour=3.0)
+    cluster = problem.cluster.replace(machines=(first_machine, *problem.cluster.machines[1:]))
     stated = with_prices(problem.replace(cluster=cluster), prices_for(problem, PRICES)).cluster.machines
     per_gpu = PRICES["gpu_price_per_hour"]
 
-    def expected(machine: Machine) -> float:
+    def list_price(machine: Machine) -> float:
         return per_gpu[machine.gpu.name] * machine.num_gpus  # type: ignore[index]
 
-    assert [machine.price_per_hour for machine in stated] == [3.0, *map(expected, stated[1:])]
+    assert [machine.price_per_hour for machine in stated] == [3.0, *map(list_price, stated[1:])]
 
 
 @pytest.mark.parametrize(
-    ("prices", "said"),
+    ("prices", "message"),
     [
         ({"gpu_price_per_hour": {"rtx_4091": 1}}, "did you mean rtx_4090"),
         ({"gpu_price_per_hour": {"rtx_4090": -1}}, "it must be above 0"),
@@ -180,19 +185,19 @@ def test_prices_are_those_of_the_cluster_then_of_the_list() -> None:
         ({"interfaces": [{"name": "x", "bandwidth_gb_per_s": 1}]}, "price_per_hour: is missing"),
     ],
 )
-def test_a_price_list_that_cannot_be_read_is_one_line(prices: dict[str, object], said: str) -> None:
-    with pytest.raises(hx.InputError, match=said):
-        hx.what_if(asked("small_mixed"), prices=prices)
+def test_a_price_list_that_cannot_be_read_is_one_line(prices: dict[str, object], message: str) -> None:
+    with pytest.raises(hx.InputError, match=message):
+        hx.what_if(make_problem("small_mixed"), prices=prices)
 
 
 def test_a_machines_share_in_the_bound_is_what_the_bound_gains_by_it() -> None:
     """Of the compute bound the dual value is exact: with one machine more, throughput grows by its share."""
-    problem = asked("small_mixed")
+    problem = make_problem("small_mixed")
     bound = lower_bound(PlanPricer(problem))
-    for one in alternatives(problem, prices_for(problem, None), 2.0):
-        if one.change == ADD and one.like is not None:
-            grown = lower_bound(PlanPricer(one.problem))
-            assert bound.bound_s / grown.bound_s - 1 == pytest.approx(bound.machine_shares[one.like])
+    for alternative in alternatives(problem, prices_for(problem, None), 2.0):
+        if alternative.change == ADD and alternative.like is not None:
+            grown = lower_bound(PlanPricer(alternative.problem))
+            assert bound.bound_s / grown.bound_s - 1 == pytest.approx(bound.machine_shares[alternative.like])
 
 
 @pytest.mark.slow
@@ -210,7 +215,7 @@ def test_the_dual_values_of_the_programme_bound_its_gain() -> None:
 def test_unbeaten_choices_are_those_that_no_other_beats_in_both() -> None:
     points = [(3.0, 1.0), (1.0, 3.0), (2.0, 2.0), (2.0, 2.5), (4.0, 1.0), (1.0, 3.5)]
     choices = [Choice(str(point), *point, "all") for point in points]
-    assert [(one.step_time_s, one.price) for one in unbeaten(choices)] == [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
+    assert [(choice.step_time_s, choice.price) for choice in unbeaten(choices)] == [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
     figure = tradeoff_figure(choices, "title", "price")
     written = {text.get_text() for ax in figure.axes for text in ax.texts}
     assert {choice.name for choice in choices} <= written
@@ -239,22 +244,24 @@ CORP = {
 
 
 def names_of(prices: object = None, **wishes: object) -> dict[str, hx.Problem]:
-    problem = asked("small_mixed").replace(cluster=hx.cluster(CORP))
+    problem = make_problem("small_mixed").replace(cluster=hx.cluster(CORP))
     offered = prices_for(problem, prices)  # type: ignore[arg-type]
-    return {one.name: one.problem for one in alternatives(problem, offered, 2.0, Wishes(**wishes))}
+    return {
+        alternative.name: alternative.problem for alternative in alternatives(problem, offered, 2.0, Wishes(**wishes))
+    }
 
 
 def test_all_machines_of_a_kind_are_taken_too() -> None:
-    found = names_of()
-    assert len(found["− 1 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices) == 7
-    assert found["− all 2 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices == tuple(range(6))
-    assert len(found["− all 3 × gpu-a100-[01-03] (2 × a100_40gb_sxm)"].usable_devices) == 2
+    problems = names_of()
+    assert len(problems["− 1 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices) == 7
+    assert problems["− all 2 × gpu-l40s-[01-02] (1 × l40s)"].usable_devices == tuple(range(6))
+    assert len(problems["− all 3 × gpu-a100-[01-03] (2 × a100_40gb_sxm)"].usable_devices) == 2
 
 
 def test_stated_sets_are_taken_and_added() -> None:
-    found = names_of(take=["gpu-l40s-[01-02]", "gpu-a100-03"], add=[{"gpu-l40s-01": 2, "gpu-a100-[01-03]": 1}])
-    assert found["− gpu-l40s-[01-02], gpu-a100-03"].usable_devices == (0, 1, 2, 3)
-    assert found["+ 2 × gpu-l40s-01, 1 × gpu-a100-[01-03]"].cluster.num_devices == 8 + 2 + 2
+    problems = names_of(take=["gpu-l40s-[01-02]", "gpu-a100-03"], add=[{"gpu-l40s-01": 2, "gpu-a100-[01-03]": 1}])
+    assert problems["− gpu-l40s-[01-02], gpu-a100-03"].usable_devices == (0, 1, 2, 3)
+    assert problems["+ 2 × gpu-l40s-01, 1 × gpu-a100-[01-03]"].cluster.num_devices == 8 + 2 + 2
     several = names_of(take=[["gpu-a100-01:0"], "gpu-a100-02"])
     assert {"− gpu-a100-01:0", "− gpu-a100-02"} <= several.keys()
     as_by_rule = names_of(take=["gpu-l40s-[01-02]"])
@@ -263,16 +270,16 @@ def test_stated_sets_are_taken_and_added() -> None:
 
 
 def test_a_machine_on_offer_that_is_one_of_the_clusters_own_stands_once() -> None:
-    own = {"name": "new", "gpu": "l40s", "num_gpus": 1, "nic_bandwidth_gb_per_s": 12.5, "nic_latency_us": 10}
-    found = names_of({"machines": [own | {"price_per_hour": 4, "count": 2}]})
-    assert "+ 1 × gpu-l40s-[01-02] (1 × l40s)" in found
-    assert "+ 1 × new (1 × l40s)" not in found
-    assert "+ 2 × new (1 × l40s)" in found
-    assert "+ 1 × new (1 × l40s)" in names_of({"machines": [own | {"price_per_hour": 5}]}), "another price"
+    offer = {"name": "new", "gpu": "l40s", "num_gpus": 1, "nic_bandwidth_gb_per_s": 12.5, "nic_latency_us": 10}
+    problems = names_of({"machines": [offer | {"price_per_hour": 4, "count": 2}]})
+    assert "+ 1 × gpu-l40s-[01-02] (1 × l40s)" in problems
+    assert "+ 1 × new (1 × l40s)" not in problems
+    assert "+ 2 × new (1 × l40s)" in problems
+    assert "+ 1 × new (1 × l40s)" in names_of({"machines": [offer | {"price_per_hour": 5}]}), "another price"
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("wishes", "message"),
     [
         ({"take": 5}, "whatif.take: 5 is no list of machines"),
         ({"take": ["gpu-l40s-03"]}, "whatif.take: 'gpu-l40s-03' is not a machine"),
@@ -282,8 +289,8 @@ def test_a_machine_on_offer_that_is_one_of_the_clusters_own_stands_once() -> Non
         ({"take": ["gpu-l40s-[01-02]", "gpu-a100-[01-03]"]}, "leaves no device"),
     ],
 )
-def test_a_wish_that_cannot_be_is_one_line(wishes: dict[str, object], said: str) -> None:
-    with pytest.raises(hx.InputError, match=re.escape(said)):
+def test_a_wish_that_cannot_be_is_one_line(wishes: dict[str, object], message: str) -> None:
+    with pytest.raises(hx.InputError, match=re.escape(message)):
         names_of(**wishes)
 
 
@@ -300,6 +307,6 @@ def test_nothing_is_added_to_a_box_whose_parts_only_links_join() -> None:
     links = [{"between": ["a", "b"], "bandwidth_gb_per_s": 10}]
     box = cluster_from_section(Section({"name": "box", "machines": machines, "links": links}, "box.yaml"))
     problem = hx.Problem(box, hx.model("gpt2_345m"), hx.Workload(global_batch=8, seq_len=512))
-    assert ADD not in {one.change for one in alternatives(problem, prices_for(problem, PRICES), 2.0)}
+    assert ADD not in {alternative.change for alternative in alternatives(problem, prices_for(problem, PRICES), 2.0)}
     stated = problem.replace(cluster=box.replace(inter_bandwidth_bytes_per_s=1e9))
-    assert ADD in {one.change for one in alternatives(stated, prices_for(problem, PRICES), 2.0)}
+    assert ADD in {alternative.change for alternative in alternatives(stated, prices_for(problem, PRICES), 2.0)}

@@ -44,29 +44,31 @@ def model(name: str, num_layers: int) -> ModelSpec:
 @cache
 def slow_network() -> Problem:
     """Three GPU types over 5 Gbit/s, where most of them are better left out."""
-    own = cluster(("rtx_3090", 4, 12), ("rtx_4090", 4, 12), ("rtx_3080_ti", 2, 12), network_gb_per_s=0.625)
-    return Problem(own, model("gpt2_345m", 12), Workload(32, 1024))
+    gpu_cluster = cluster(("rtx_3090", 4, 12), ("rtx_4090", 4, 12), ("rtx_3080_ti", 2, 12), network_gb_per_s=0.625)
+    return Problem(gpu_cluster, model("gpt2_345m", 12), Workload(32, 1024))
 
 
 @cache
 def tight_memory() -> Problem:
     """Half of Llama-2 7B on 24 and 40 GiB: no GPU holds it."""
-    own = cluster(("rtx_3090", 4, 12), ("a100_40gb_sxm", 4, 200), network_gb_per_s=3)
-    return Problem(own, model("llama2_7b", 16), Workload(32, 2048))
+    gpu_cluster = cluster(("rtx_3090", 4, 12), ("a100_40gb_sxm", 4, 200), network_gb_per_s=3)
+    return Problem(gpu_cluster, model("llama2_7b", 16), Workload(32, 2048))
 
 
 @cache
 def odd_machines() -> Problem:
     """Machines of three, four and one GPU."""
-    own = cluster(("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), ("a100_40gb_sxm", 1, 200), network_gb_per_s=12.5)
-    return Problem(own, model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
+    gpu_cluster = cluster(
+        ("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), ("a100_40gb_sxm", 1, 200), network_gb_per_s=12.5
+    )
+    return Problem(gpu_cluster, model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
 
 
 @cache
 def racks() -> Problem:
     """Two racks of two types each behind a slow uplink, machines of a type in different racks."""
     uplink = {"uplink_gb_per_s": 0.5, "latency_us": 100}
-    own = cluster(
+    gpu_cluster = cluster(
         ("l40s", 2, 20),
         ("a100_40gb_sxm", 2, 100),
         ("l40s", 2, 20),
@@ -74,14 +76,14 @@ def racks() -> Problem:
         network_gb_per_s=12.5,
         groups=[{"name": "left", "members": ["a", "d"], **uplink}, {"name": "right", "members": ["b", "c"], **uplink}],
     )
-    return Problem(own, model("llama2_7b", 8), Workload(64, 2048))
+    return Problem(gpu_cluster, model("llama2_7b", 8), Workload(64, 2048))
 
 
 @cache
 def one_kind() -> Problem:
     """Two equal machines over 10 Gbit/s."""
-    own = cluster(("a100_40gb_sxm", 4, 200), ("a100_40gb_sxm", 4, 200), network_gb_per_s=1.25)
-    return Problem(own, model("llama2_7b", 24), Workload(32, 2048))
+    gpu_cluster = cluster(("a100_40gb_sxm", 4, 200), ("a100_40gb_sxm", 4, 200), network_gb_per_s=1.25)
+    return Problem(gpu_cluster, model("llama2_7b", 24), Workload(32, 2048))
 
 
 MIXED = {

@@ -30,7 +30,7 @@ def random_plans(
     free = replace(space, layers=columns.ANY_LAYERS)
     for _ in range(tries):
         try:
-            plan = _drawn(space, problem, rng)
+            plan = _draw_plan(space, problem, rng)
         except InputError:
             continue
         if plan is None or check(problem, plan):
@@ -41,7 +41,7 @@ def random_plans(
             yield plan
 
 
-def _drawn(space: PublishedSpace, problem: Problem, rng: random.Random) -> Plan | None:
+def _draw_plan(space: PublishedSpace, problem: Problem, rng: random.Random) -> Plan | None:
     allowed = [name for name in space.schedules if name in schedules(problem.workload)]
     sharding = [each for each in space.sharding if each.stage in sharding_stages(problem.workload)]
     if not allowed or not sharding:
@@ -49,15 +49,15 @@ def _drawn(space: PublishedSpace, problem: Problem, rng: random.Random) -> Plan 
     chosen = rng.choice(allowed), rng.choice(sharding)
     if space.pipelines is columns.ANY_PIPELINES:
         return _unequal(problem, rng, *chosen)
-    return _aligned(space, problem, rng, *chosen)
+    return _draw_aligned(space, problem, rng, *chosen)
 
 
-def _aligned(
+def _draw_aligned(
     space: PublishedSpace, problem: Problem, rng: random.Random, schedule: str, sharding: Sharding
 ) -> Plan | None:
     """Pipelines of the same layers: on a grid of ranks, on blocks of ranks, or on any TP groups."""
     size = rng.choice(problem.space.micro_batch_sizes(problem.workload.global_batch))
-    place = {columns.TP_PER_STAGE: _blocks, columns.ANY_TP: _scattered}.get(space.tp, _grid)
+    place = {columns.TP_PER_STAGE: _blocks, columns.ANY_TP: _scattered_groups}.get(space.tp, _grid)
     if space.tp is columns.ONE_TP and rng.random() < 0.5:
         place = _of_one_type
     slots = place(space, problem, rng, size)
@@ -90,7 +90,7 @@ def _machines(problem: Problem, rng: random.Random) -> list[int]:
 
 
 def _processes(problem: Problem, rng: random.Random) -> int:
-    return rng.choice([len(own) for own in problem.usable_by_machine.values()])
+    return rng.choice([len(devices) for devices in problem.usable_by_machine.values()])
 
 
 def _degree(space: PublishedSpace, problem: Problem, rng: random.Random) -> int:
@@ -120,17 +120,19 @@ def _of_one_type(space: PublishedSpace, problem: Problem, rng: random.Random, si
     for m in _machines(problem, rng):
         by_type.setdefault(problem.cluster.machines[m].gpu.name, []).extend(cut(problem.usable_by_machine[m], tp))
     width = rng.randint(1, max(map(len, by_type.values()), default=1) or 1)
-    found = [
-        tuple(own[k] for k in stage_groups) for own in by_type.values() for stage_groups in cut(range(len(own)), width)
+    slots = [
+        tuple(groups[k] for k in stage_groups)
+        for groups in by_type.values()
+        for stage_groups in cut(range(len(groups)), width)
     ]
     if rng.random() < 0.5:
-        rng.shuffle(found)
-    return found[: rng.randint(1, len(found))] if found else None
+        rng.shuffle(slots)
+    return slots[: rng.randint(1, len(slots))] if slots else None
 
 
-def _scattered(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:
+def _scattered_groups(space: PublishedSpace, problem: Problem, rng: random.Random, size: int) -> Slots | None:
     """TP groups of any degree: of one a machine half of the time."""
-    fixed = {m: rng.choice(problem.space.allowed_tp(len(own))) for m, own in problem.usable_by_machine.items()}
+    fixed = {m: rng.choice(problem.space.allowed_tp(len(devices))) for m, devices in problem.usable_by_machine.items()}
     groups = [group for m in _machines(problem, rng) for group in cut(problem.usable_by_machine[m], fixed[m])]
     if rng.random() < 0.5:
         rng.shuffle(groups)
@@ -153,13 +155,13 @@ def _blocks(space: PublishedSpace, problem: Problem, rng: random.Random, size: i
         return None
     groups = [cut(block, _degree(space, problem, rng)) for block in blocks]
     fewest = min(map(len, groups))
-    width = rng.choice([n for n in range(1, fewest + 1) if all(len(own) % n == 0 for own in groups)] or [0])
+    width = rng.choice([n for n in range(1, fewest + 1) if all(len(block) % n == 0 for block in groups)] or [0])
     if not width:
         return None
     slots = []
-    for own in groups:
-        each = len(own) // width
-        slots.append([_replicas(problem, own[k * each : (k + 1) * each], size) for k in range(width)])
+    for block_groups in groups:
+        each = len(block_groups) // width
+        slots.append([_replicas(problem, block_groups[k * each : (k + 1) * each], size) for k in range(width)])
     return None if any(devices is None for stage_groups in slots for devices in stage_groups) else slots  # type: ignore[return-value]
 
 
@@ -189,7 +191,7 @@ def _layers(space: PublishedSpace, problem: Problem, rng: random.Random, slots: 
     if kind == "speed":
         layers = [1] * stages
         speeds = [
-            min(_speed(problem, _devices(one)) for one in stage_groups) * rng.uniform(0.8, 1.2)
+            min(_speed(problem, _devices(holders)) for holders in stage_groups) * rng.uniform(0.8, 1.2)
             for stage_groups in slots
         ]
         for _ in range(total - stages):
@@ -206,8 +208,8 @@ def _layers(space: PublishedSpace, problem: Problem, rng: random.Random, slots: 
     return [n * chunks for n in layers]
 
 
-def _devices(one: StageHolders) -> list[int]:
-    return [d for part in one for d in (part.devices if isinstance(part, Replica) else (part,))]  # type: ignore[union-attr]
+def _devices(holders: StageHolders) -> list[int]:
+    return [d for part in holders for d in (part.devices if isinstance(part, Replica) else (part,))]  # type: ignore[union-attr]
 
 
 def composition(total: int, parts: int, rng: random.Random) -> list[int]:
@@ -226,11 +228,11 @@ def _recompute(
     )
     if space.recompute is columns.ONE_POLICY or not smaller or not problem.space.recompute_per_layer:
         return rng.choice(policies)
-    found = []
+    recomputes = []
     for ranges in layer_ranges(layers, chunks):
         each = [policies[-1] if k < smaller else policies[0] for first, end in ranges for k in range(end - first)]
-        found.append(tuple(each[:1] if len(set(each)) == 1 else each))
-    return found
+        recomputes.append(tuple(each[:1] if len(set(each)) == 1 else each))
+    return recomputes
 
 
 def _unequal(problem: Problem, rng: random.Random, schedule: str, sharding: Sharding) -> Plan | None:
@@ -243,9 +245,11 @@ def _unequal(problem: Problem, rng: random.Random, schedule: str, sharding: Shar
     policy, pipelines = rng.choice(recompute_policies(workload)), []
     if rest or total < count:
         return None
-    for own, batches in zip((devices[k::count] for k in range(count)), composition(total, count, rng), strict=True):
+    for pipeline_devices, batches in zip(
+        (devices[k::count] for k in range(count)), composition(total, count, rng), strict=True
+    ):
         by_machine: dict[int, list[int]] = {}
-        for d in own:
+        for d in pipeline_devices:
             by_machine.setdefault(int(problem.cluster.machine_of[d]), []).append(d)
         groups = [
             group

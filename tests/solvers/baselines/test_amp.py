@@ -38,24 +38,24 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
         for cuts in combinations(range(1, num_layers), stages - 1)
     ]
     fitting = [s for s in all_splits if all(n <= room for n, room in zip(s, rooms, strict=True))]
-    found = best_splits(layer_s, added_s, rooms, num_layers, batches)
-    assert bool(found) == bool(fitting)
-    assert [value for value, _ in found] == sorted(value for value, _ in found)
-    for value, layers in found:
+    splits = best_splits(layer_s, added_s, rooms, num_layers, batches)
+    assert bool(splits) == bool(fitting)
+    assert [value for value, _ in splits] == sorted(value for value, _ in splits)
+    for value, layers in splits:
         assert layers in fitting
         assert value == pytest.approx(seconds(layers))
-    if found:
-        assert found[0][0] == pytest.approx(min(map(seconds, fitting)))
+    if splits:
+        assert splits[0][0] == pytest.approx(min(map(seconds, fitting)))
 
 
-def mixed() -> Problem:
+def mixed_problem() -> Problem:
     """A fast and a slow machine of four on a fast network."""
-    own = problems.cluster(("a100_40gb_sxm", 4, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=50)
-    return Problem(own, problems.model("gpt2_345m", 24), Workload(64, 1024, precision="fp16"))
+    cluster = problems.cluster(("a100_40gb_sxm", 4, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=50)
+    return Problem(cluster, problems.model("gpt2_345m", 24), Workload(64, 1024, precision="fp16"))
 
 
 def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
-    problem = mixed()
+    problem = mixed_problem()
     plan = Amp().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     assert sorted(plan.devices()) == list(range(8))
@@ -67,33 +67,37 @@ def test_all_devices_work_and_the_fast_ones_hold_more_layers() -> None:
 
 
 def test_what_is_not_in_its_space() -> None:
-    problem = mixed()
+    problem = mixed_problem()
     drawn = random_plans(SPACES["amp"], problem, random.Random(0), 2000)
     plan: Plan = next(
         p for p in drawn if (len(p.pipelines), len(p.pipelines[0].stages), p.pipelines[0].stages[0].tp) == (2, 4, 1)
     )
     assert SPACES["amp"].first_violation(problem, plan) is None
-    one, two = plan.pipelines
-    first, second = one.stages[0], two.stages[0]
+    line, other_line = plan.pipelines
+    first, second = line.stages[0], other_line.stages[0]
     policy = "full" if first.policy != "full" else "none"
     replicas = Replica(first.devices, 1), Replica(second.devices, 1)
     together = Stage(Replicated(replicas), first.layers, first.recompute)
-    last = replace(one.stages[-2], layers=((one.stages[-2].layers[0][0], one.num_layers),))
+    last = replace(line.stages[-2], layers=((line.stages[-2].layers[0][0], line.num_layers),))
     rules = {
         "schedule": replace(plan, schedule=GPIPE),
         "ZeRO-2": replace(plan, sharding=Sharding(2)),
-        "replicated": replace(plan, pipelines=(replace(one, stages=(together, *one.stages[1:]), micro_batch_size=2),)),
-        "unequal batches": replace(plan, pipelines=(replace(one, num_micro_batches=one.num_micro_batches + 1), two)),
-        "different layers": replace(plan, pipelines=(replace(one, stages=(*one.stages[:-2], last)), two)),
-        "recompute": replace(
-            plan, pipelines=(replace(one, stages=(replace(first, recompute=(policy,)), *one.stages[1:])), two)
+        "replicated": replace(
+            plan, pipelines=(replace(line, stages=(together, *line.stages[1:]), micro_batch_size=2),)
         ),
-        "left out": replace(plan, pipelines=(one,)),
+        "unequal batches": replace(
+            plan, pipelines=(replace(line, num_micro_batches=line.num_micro_batches + 1), other_line)
+        ),
+        "different layers": replace(plan, pipelines=(replace(line, stages=(*line.stages[:-2], last)), other_line)),
+        "recompute": replace(
+            plan, pipelines=(replace(line, stages=(replace(first, recompute=(policy,)), *line.stages[1:])), other_line)
+        ),
+        "left out": replace(plan, pipelines=(line,)),
         "in order": replace(
             plan,
             pipelines=(
-                replace(one, stages=(second, *one.stages[1:])),
-                replace(two, stages=(first, *two.stages[1:])),
+                replace(line, stages=(second, *line.stages[1:])),
+                replace(other_line, stages=(first, *other_line.stages[1:])),
             ),
         ),
     }
@@ -103,8 +107,8 @@ def test_what_is_not_in_its_space() -> None:
 
 def test_odd_numbers_of_devices_have_few_grids() -> None:
     """Seven devices: one pipeline of seven, since seven pipelines do not share the batch."""
-    own = problems.cluster(("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=12.5)
-    problem = Problem(own, problems.model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
+    cluster = problems.cluster(("a100_40gb_sxm", 3, 200), ("v100_16gb_sxm", 4, 60), network_gb_per_s=12.5)
+    problem = Problem(cluster, problems.model("gpt2_345m", 10), Workload(24, 1024, precision="fp16"))
     plan = Amp().solve(problem, Budget(3600.0)).plan
     assert plan is not None
     assert [len(line.stages) for line in plan.pipelines] == [7]

@@ -44,7 +44,7 @@ def on_mixed(names: Sequence[str]) -> pytest.MarkDecorator:
     )
 
 
-def planned_by_galvatron() -> Complete:
+def complete_by_galvatron() -> Complete:
     """Draws with the layers and recompute that Galvatron plans for their degrees and batches."""
     planner_of: Callable[[Problem], StagePlanner] = cache(lambda problem: StagePlanner(PlanPricer(problem)))
 
@@ -57,10 +57,10 @@ def planned_by_galvatron() -> Complete:
     return complete
 
 
-COMPLETE = {"galvatron": planned_by_galvatron()}
+COMPLETE = {"galvatron": complete_by_galvatron()}
 
 
-def made(name: str, **options: object) -> Baseline:
+def make_baseline(name: str, **options: object) -> Baseline:
     if name == "flashflex":
         pytest.importorskip("pymetis")
     solver = solver_class(name)(**options)
@@ -70,7 +70,7 @@ def made(name: str, **options: object) -> Baseline:
 
 @cache
 def answer(name: str, kind: str) -> Result:
-    return made(name).solve(problems.MIXED[kind](), Budget(3600.0))
+    return make_baseline(name).solve(problems.MIXED[kind](), Budget(3600.0))
 
 
 @on_mixed(BASELINES)
@@ -107,11 +107,11 @@ def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", problems.MIXED)
 def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
     pytest.importorskip("pymetis")
-    problem, own = problems.MIXED[kind](), answer(name, kind)
+    problem, ours = problems.MIXED[kind](), answer(name, kind)
     for other in BASELINES:
         theirs = answer(other, kind)
         if theirs.plan is not None and SPACES[name].first_violation(problem, theirs.plan) is None:
-            assert own.objective <= (1 + TOLERANCE) * theirs.objective, other
+            assert ours.objective <= (1 + TOLERANCE) * theirs.objective, other
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_no_other_answer_in_its_space_beats_it(name: str, kind: str) -> None:
 def test_of_more_candidates_the_best_is_no_slower(name: str, kind: str) -> None:
     """One is the first by the published estimate; more of the ranking are a prefix of it, and all have the least."""
     problem, budget = problems.MIXED[kind](), Budget(3600.0)
-    first = made(name, top_k=1)
+    first = make_baseline(name, top_k=1)
     ranking = rank_candidates(first, Search(name, problem, budget, 0))
     estimates = [candidate.estimate_s for candidate in ranking]
     assert estimates == sorted(estimates)
@@ -129,7 +129,11 @@ def test_of_more_candidates_the_best_is_no_slower(name: str, kind: str) -> None:
     head = next(plan for candidate in ranking if (plan := candidate.make()) and not check(problem, plan))
     result, fits = first.solve(problem, budget), PlanPricer(problem).price(head).fits
     assert (result.plan and result.plan.pipelines, result.steps) == (head.pipelines if fits else None, 1)
-    best_s = [result.objective, made(name, top_k=10).solve(problem, budget).objective, answer(name, kind).objective]
+    best_s = [
+        result.objective,
+        make_baseline(name, top_k=10).solve(problem, budget).objective,
+        answer(name, kind).objective,
+    ]
     assert best_s == sorted(best_s, reverse=True)
 
 

@@ -30,15 +30,15 @@ TWO_KINDS = [DENSE_LAYER, *[EXPERTS] * 5]
 
 def three_machines(**more: object) -> Problem:
     """Four fast GPUs twice and four slow ones; 24 experts, which 8 devices divide and 16 do not."""
-    own = problems.cluster(("a", "fast", 4), ("b", "fast", 4), ("c", "slow", 4), network_gb_per_s=25.0)
-    return Problem(own, model_of(*[EXPERTS] * 6), Workload(48, 512, **more))  # type: ignore[arg-type]
+    cluster = problems.cluster(("a", "fast", 4), ("b", "fast", 4), ("c", "slow", 4), network_gb_per_s=25.0)
+    return Problem(cluster, model_of(*[EXPERTS] * 6), Workload(48, 512, **more))  # type: ignore[arg-type]
 
 
-def allowed(problem: Problem, machines: tuple[int, ...], tp: int) -> set[StageGrid]:
+def allowed_grids(problem: Problem, machines: tuple[int, ...], tp: int) -> set[StageGrid]:
     """By Megatron-LM's ranks, in the order tp-ep-dp-pp: a stage is world / PP ranks in a row, expert-parallel groups
     are EP of these in a row, and EP divides them and the experts. Without such groups, also tp-pp-dp."""
     ranks = [d for m in machines for d in problem.usable_by_machine[m]]
-    found, layers, batch = set[StageGrid](), problem.model.num_layers, problem.workload.global_batch
+    grids, layers, batch = set[StageGrid](), problem.model.num_layers, problem.workload.global_batch
     for pp in range(1, layers + 1):
         stage, rest = divmod(len(ranks), pp)
         dp = stage // tp
@@ -49,30 +49,32 @@ def allowed(problem: Problem, machines: tuple[int, ...], tp: int) -> set[StageGr
                 continue
             rows = [ranks[s * stage : (s + 1) * stage] for s in range(pp)]
             groups = [tuple(tuple(row[k : k + ep]) for k in range(0, stage, ep)) for row in rows]
-            names = [{problem.cluster.gpu_of(d).name for d in devices} for own in groups for devices in own]
+            names = [
+                {problem.cluster.gpu_of(d).name for d in devices} for stage_groups in groups for devices in stage_groups
+            ]
             inside = [
                 len(devices) in (1, 2, 4)
-                for own in groups
-                for devices in own
+                for stage_groups in groups
+                for devices in stage_groups
                 if len({int(problem.cluster.machine_of[d]) for d in devices}) == 1
             ]
             if all(len(types) == 1 for types in names) and all(inside):
-                found.add(StageGrid(tuple(groups), tp))
+                grids.add(StageGrid(tuple(groups), tp))
         if pp > 1 and dp > 1:
             lines = [ranks[k * pp * tp : (k + 1) * pp * tp] for k in range(dp)]
             along = [tuple(tuple(line[s * tp : (s + 1) * tp]) for line in lines) for s in range(pp)]
-            found.add(StageGrid(tuple(along), tp))
-    return found
+            grids.add(StageGrid(tuple(along), tp))
+    return grids
 
 
 @pytest.mark.parametrize("machines", [(0,), (0, 1), (2, 0, 1), (0, 2)])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_grids_are_all_that_megatron_accepts(machines: tuple[int, ...], tp: int) -> None:
     problem = three_machines()
-    found = list(expert_grids(PlanPricer(problem), rank_groups(problem, machines, tp, 4)))
-    assert len(found) == len(set(found))
-    assert set(found) == allowed(problem, machines, tp)
-    assert any(grid.replicas == 8 // tp and len(grid.stages[0]) == 1 for grid in found) == (machines == (0, 1))
+    grids = list(expert_grids(PlanPricer(problem), rank_groups(problem, machines, tp, 4)))
+    assert len(grids) == len(set(grids))
+    assert set(grids) == allowed_grids(problem, machines, tp)
+    assert any(grid.replicas == 8 // tp and len(grid.stages[0]) == 1 for grid in grids) == (machines == (0, 1))
 
 
 def test_dense_models_have_the_grids_that_they_had() -> None:
@@ -91,7 +93,7 @@ def test_no_random_plan_with_experts_beats_it(layers: list[LayerKind]) -> None:
     assert SPACES["megatron"].first_violation(problem, result.plan) is None
     model, rng, shared = PlanPricer(problem), random.Random(4), 0
     for plan in random_plans(SPACES["megatron"], problem, rng, 4000 if STRESS else 1200):
-        drawn = _sharing(problem, plan, rng)
+        drawn = _sharing_plan(problem, plan, rng)
         if drawn is None or SPACES["megatron"].first_violation(problem, drawn) is not None:
             continue
         cost = model.price(drawn)
@@ -101,7 +103,7 @@ def test_no_random_plan_with_experts_beats_it(layers: list[LayerKind]) -> None:
     assert shared > 20
 
 
-def _sharing(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
+def _sharing_plan(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
     """The plan whose pipelines, some in a row each, are one of replicas that share experts; None where the plan space
     has no such plan."""
     count, size = len(plan.pipelines), plan.pipelines[0].micro_batch_size
@@ -111,10 +113,10 @@ def _sharing(problem: Problem, plan: Plan, rng: random.Random) -> Plan | None:
     if size * replicas not in problem.space.micro_batch_sizes(problem.workload.global_batch):
         return None
     for at in range(0, count, replicas):
-        own = plan.pipelines[at : at + replicas]
+        row = plan.pipelines[at : at + replicas]
         stages = tuple(
             replace(group[0], parallelism=TensorParallel(tuple(d for stage in group for d in stage.devices), None, tp))
-            for group in zip(*(pipeline.stages for pipeline in own), strict=True)
+            for group in zip(*(pipeline.stages for pipeline in row), strict=True)
         )
-        pipelines.append(replace(own[0], stages=stages, micro_batch_size=size * replicas))
+        pipelines.append(replace(row[0], stages=stages, micro_batch_size=size * replicas))
     return replace(plan, pipelines=tuple(pipelines))

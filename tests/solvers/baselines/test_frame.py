@@ -42,12 +42,12 @@ SLOW, FAST = on_device(4), on_device(0)
 INVALID = Plan((Pipeline((Stage.of((0,), 0, 5),), 16),))
 
 
-def solved(*listed: PlanCandidate, space: Space = problems.ANY, steps: int | None = None):  # type: ignore[no-untyped-def]
+def solve(*listed: PlanCandidate, space: Space = problems.ANY, steps: int | None = None):  # type: ignore[no-untyped-def]
     return Listed(listed).solve(problems.easy(space), Budget(10.0, steps))
 
 
 def test_the_best_by_our_cost_model_is_the_answer() -> None:
-    result = solved(PlanCandidate(1.0, lambda: SLOW), PlanCandidate(2.0, lambda: FAST))
+    result = solve(PlanCandidate(1.0, lambda: SLOW), PlanCandidate(2.0, lambda: FAST))
     assert (result.plan, result.steps) == (FAST, 2)
     assert result.cost == PlanPricer(problems.easy()).price(FAST)
     assert [point.steps for point in result.trajectory] == [1, 2]
@@ -58,11 +58,11 @@ def test_candidates_come_by_turn_then_by_estimate() -> None:
         (PlanCandidate(2.0, lambda: FAST), PlanCandidate(1.0, lambda: SLOW)),
         (PlanCandidate(1.0, lambda: FAST, 1), PlanCandidate(2.0, lambda: SLOW)),
     ):
-        assert solved(*listed, steps=1).plan == SLOW
+        assert solve(*listed, steps=1).plan == SLOW
 
 
 def test_what_is_nothing_new_or_not_allowed_is_no_step() -> None:
-    result = solved(
+    result = solve(
         PlanCandidate(1.0, lambda: None),
         PlanCandidate(2.0, lambda: INVALID),
         PlanCandidate(3.0, lambda: SLOW),
@@ -74,12 +74,12 @@ def test_what_is_nothing_new_or_not_allowed_is_no_step() -> None:
 
 def test_pricing_ends_after_plans_that_fit_and_are_no_better() -> None:
     slow = [PlanCandidate(k, lambda d=d: on_device(d)) for k, d in enumerate((4, 5, 6))]
-    assert solved(*slow, PlanCandidate(9.0, lambda: FAST)).plan == SLOW
-    assert solved(*slow[:2], PlanCandidate(9.0, lambda: FAST)).plan == FAST
+    assert solve(*slow, PlanCandidate(9.0, lambda: FAST)).plan == SLOW
+    assert solve(*slow[:2], PlanCandidate(9.0, lambda: FAST)).plan == FAST
 
 
 def test_a_space_without_such_plans_is_named() -> None:
-    result = solved(PlanCandidate(1.0, lambda: SLOW), space=Space(num_stages=2))
+    result = solve(PlanCandidate(1.0, lambda: SLOW), space=Space(num_stages=2))
     assert result.status is Status.NOT_FOUND
     assert "listed's space" in result.reason
     assert "num_stages=2" in result.reason
@@ -90,7 +90,7 @@ def test_the_best_is_replaced_by_better_neighbours() -> None:
         yield PlanCandidate(3.0, lambda: on_device(5))
         yield PlanCandidate(4.0, lambda: FAST)
 
-    assert solved(PlanCandidate(1.0, lambda: SLOW, neighbours=neighbours)).plan == FAST
+    assert solve(PlanCandidate(1.0, lambda: SLOW, neighbours=neighbours)).plan == FAST
 
 
 def test_the_first_alone_is_priced() -> None:
@@ -125,7 +125,7 @@ def test_a_number_of_candidates_is_whole(k: object) -> None:
         make_solver("amp", top_k=k)
 
 
-def opened(limits: SearchLimits, best: BestEstimate) -> list[float]:
+def opened_estimates(limits: SearchLimits, best: BestEstimate) -> list[float]:
     """Estimates met where a skeleton has two candidates: its bound, and ten times that."""
     run = Search("listed", problems.easy(), Budget(10.0), 0)
     skeletons = [(bound, bound) for bound in (1.0, 1.2, 2.0, 3.0)]
@@ -134,14 +134,14 @@ def opened(limits: SearchLimits, best: BestEstimate) -> list[float]:
 
 
 def test_skeletons_are_opened_while_their_bound_is_near_the_best_estimate() -> None:
-    assert opened(SearchLimits(slack=1.5), BestEstimate()) == [1.0, 10.0, 1.2, 12.0]
-    assert opened(SearchLimits(slack=1.5), BestEstimate(0.5)) == []
-    assert opened(SearchLimits(), BestEstimate()) == [1.0, 10.0, 1.2, 12.0, 2.0, 20.0, 3.0, 30.0]
+    assert opened_estimates(SearchLimits(slack=1.5), BestEstimate()) == [1.0, 10.0, 1.2, 12.0]
+    assert opened_estimates(SearchLimits(slack=1.5), BestEstimate(0.5)) == []
+    assert opened_estimates(SearchLimits(), BestEstimate()) == [1.0, 10.0, 1.2, 12.0, 2.0, 20.0, 3.0, 30.0]
 
 
 def test_no_skeleton_is_opened_after_too_many_candidates() -> None:
     best = BestEstimate()
-    assert opened(SearchLimits(max_candidates=2), best) == [1.0, 10.0, 1.2, 12.0]
+    assert opened_estimates(SearchLimits(max_candidates=2), best) == [1.0, 10.0, 1.2, 12.0]
     assert (best.seconds, best.count) == (1.0, 4)
 
 
@@ -158,10 +158,10 @@ class LateBaseline(Listed):
 def test_where_steps_are_counted_a_long_enumeration_leaves_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the clock ended the run between enumeration and pricing on a busy machine: no plan at all."""
     listed = (PlanCandidate(2.0, lambda: FAST), PlanCandidate(1.0, lambda: SLOW))
-    for steps, found in ((10, SLOW), (None, None)):
+    for steps, plan in ((10, SLOW), (None, None)):
         monkeypatch.setattr(Search, "clock", staticmethod(lambda: 0.0))
         result = LateBaseline(listed).solve(problems.easy(problems.ANY), Budget(10.0, steps))
-        assert (result.plan, result.steps) == (found, int(found is not None))
+        assert (result.plan, result.steps) == (plan, int(plan is not None))
 
 
 @pytest.mark.parametrize(("steps", "visited"), [(100, [1, 2, 3]), (2, [1, 2]), (0, [])])

@@ -56,11 +56,11 @@ def test_hybrid_sharding_where_machines_hardly_talk() -> None:
     """Two machines of four A100 on 10 Gbit/s: shards stay inside, and gradients cross the network once a step."""
     base = mixed.one_kind()
     large, small = (replace(base, workload=replace(base.workload, global_batch=batch)) for batch in (512, 32))
-    both, one = Fsdp().solve(large, Budget(3600.0)).plan, Fsdp().solve(small, Budget(3600.0)).plan
-    assert both is not None
-    assert one is not None
-    assert (len(both.pipelines), both.sharding.groups) == (8, "machine")
-    assert len(one.pipelines) == 4  # for a few sequences the other machine is not worth the way
+    large_plan, small_plan = Fsdp().solve(large, Budget(3600.0)).plan, Fsdp().solve(small, Budget(3600.0)).plan
+    assert large_plan is not None
+    assert small_plan is not None
+    assert (len(large_plan.pipelines), large_plan.sharding.groups) == (8, "machine")
+    assert len(small_plan.pipelines) == 4  # for a few sequences the other machine is not worth the way
 
 
 REFUSED = {

@@ -54,9 +54,9 @@ def drawn_grids(kind: str, draws: int) -> Iterator[StageGrid]:
         rng.shuffle(machines)
         some = machines[: rng.randint(1, len(machines))]
         groups = rank_groups(problem, some, rng.choice(tp_degrees(problem)), rng.choice(processes_per_machine(problem)))
-        found = list(grids(problem, groups, both=True))
-        if found:
-            yield rng.choice(found)
+        all_grids = list(grids(problem, groups, both=True))
+        if all_grids:
+            yield rng.choice(all_grids)
 
 
 def test_neighbours_form_a_stage_or_a_pipeline() -> None:
@@ -95,9 +95,9 @@ def test_groups_follow_the_machines() -> None:
 
 @pytest.mark.parametrize("kind", problems.MIXED)
 def test_a_grid_follows_its_ranks(kind: str) -> None:
-    problem, found = problems.MIXED[kind](), list(drawn_grids(kind, 50))
-    assert found
-    for grid in found:
+    problem, sample = problems.MIXED[kind](), list(drawn_grids(kind, 50))
+    assert sample
+    for grid in sample:
         assert follows_ranks(problem, plan_of(grid, problem), processes_per_machine(problem), both=True)
 
 

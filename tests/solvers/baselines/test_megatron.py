@@ -42,8 +42,8 @@ def plan_for(problem: Problem) -> Plan:
 
 def pair(network_gb_per_s: float = 50.0, **workload: object) -> Problem:
     """Two equal machines of eight."""
-    own = problems.cluster(("a100_80gb_sxm", 8, 200), ("a100_80gb_sxm", 8, 200), network_gb_per_s=network_gb_per_s)
-    return Problem(own, problems.model("llama2_13b", 40), Workload(16, 2048, **workload))  # type: ignore[arg-type]
+    cluster = problems.cluster(("a100_80gb_sxm", 8, 200), ("a100_80gb_sxm", 8, 200), network_gb_per_s=network_gb_per_s)
+    return Problem(cluster, problems.model("llama2_13b", 40), Workload(16, 2048, **workload))  # type: ignore[arg-type]
 
 
 # Layers.
@@ -95,40 +95,40 @@ def test_the_best_split_is_the_best_of_all(data: st.DataObject) -> None:
         if all(n <= room for n, room in zip(split.per_stage(stages), max_layers, strict=True))
         and not (even and max(split.per_stage(stages)) - min(split.per_stage(stages)) > 1)
     ]
-    found = _best_splits(problem, pipeline, max_layers)
-    assert bool(found) == bool(allowed)
-    if found:
-        assert found[0][0] == pytest.approx(min(allowed))
-        assert all(value == pytest.approx(pipeline.seconds(layers.per_stage(stages))) for value, layers in found)
+    best_splits = _best_splits(problem, pipeline, max_layers)
+    assert bool(best_splits) == bool(allowed)
+    if best_splits:
+        assert best_splits[0][0] == pytest.approx(min(allowed))
+        assert all(value == pytest.approx(pipeline.seconds(layers.per_stage(stages))) for value, layers in best_splits)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_rooms_of_blocks_against_the_price(chunks: int) -> None:
     """The most layers that fit where the first of every range recompute."""
     model = PlanPricer(pair())
-    times, found = GridEstimates(model), set()
+    times, rooms = GridEstimates(model), set()
     stages = ((0, 1), (0, 3), (1, 3), (2, 3))  # stage, of how many
     for tp, size, (stage, count), block in itertools.product((1, 2), (1, 2), stages, (1, 3)):
         tp_group, at = model.tp_group(tuple(range(tp))), StagePosition(stage, count, 9, chunks)
         held, limit = in_flight(INTERLEAVED, at), tp_group.gpu.usable_memory_bytes
 
-        def needed(length: int) -> float:
+        def needed_bytes(length: int) -> float:
             each = (("full",) * min(length, block) + ("none",) * max(0, length - block)) * chunks  # noqa: B023
             memory = model.stages.memory_model(tp_group, size)  # noqa: B023
             return memory.stage_of_layers(each, at.first, at.last, held, StateSharding(1, 2)).total  # noqa: B023
 
-        scan = next(n for n in itertools.count(1) if needed(n) > limit) - 1
+        scan = next(n for n in itertools.count(1) if needed_bytes(n) > limit) - 1
         room = times.max_layers_by_stage([frozenset([tp_group])] * count, size, "full", 9, 2, chunks, block)[stage]
         assert room == scan * chunks
-        found.add(room)
-    assert len(found) > 3
+        rooms.add(room)
+    assert len(rooms) > 3
 
 
 # Its space.
 
 
 @cache
-def interleaved() -> tuple[Problem, Plan]:
+def interleaved_case() -> tuple[Problem, Plan]:
     problem = pair(schedule="interleaved", optimizer_sharding="1")
     drawn = random_plans(SPACES["megatron"], problem, random.Random(0), 4000)
     plan = next(p for p in drawn if len(p.pipelines) == 2 and len(p.pipelines[0].stages) == 4)
@@ -136,7 +136,7 @@ def interleaved() -> tuple[Problem, Plan]:
     return problem, plan
 
 
-def changed(plan: Plan, at: int, **changes: object) -> Plan:
+def change_pipeline(plan: Plan, at: int, **changes: object) -> Plan:
     """The plan with one pipeline changed."""
     lines = list(plan.pipelines)
     lines[at] = replace(lines[at], **changes)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def changed(plan: Plan, at: int, **changes: object) -> Plan:
 
 
 def test_what_is_not_in_its_space() -> None:
-    problem, plan = interleaved()
+    problem, plan = interleaved_case()
     line = plan.pipelines[0]
     stage = line.stages[0]
     others = line.stages[1:]
@@ -153,9 +153,9 @@ def test_what_is_not_in_its_space() -> None:
     replicas = Replica(stage.devices, 1), Replica(other.devices, 1)
     together = replace(stage, parallelism=Replicated(replicas))
     recomputed = replace(stage, recompute=("full" if stage.policy != "full" else "none",))
-    chunks, counts = line.num_chunks, [one.num_layers for one in line.stages]
+    chunks, counts = line.num_chunks, [each_stage.num_layers for each_stage in line.stages]
     flat, moved = (
-        [replace(old, layers=own, recompute=(old.policy,)) for old, own in zip(line.stages, ranges, strict=True)]
+        [replace(old, layers=layers, recompute=(old.policy,)) for old, layers in zip(line.stages, ranges, strict=True)]
         for ranges in (
             layer_ranges(counts, 1),
             layer_ranges([counts[0] + chunks, counts[1] - chunks, *counts[2:]], chunks),
@@ -166,10 +166,10 @@ def test_what_is_not_in_its_space() -> None:
         "schedule": replace(plan, pipelines=(replace(line, stages=tuple(flat)),), schedule=GPIPE),
         "ZeRO-1 over machine": replace(plan, sharding=Sharding(1, "machine")),
         "replicated": replace(plan, pipelines=(replace(line, stages=(together, *others), micro_batch_size=2),)),
-        "unequal batches": changed(plan, 0, num_micro_batches=2 * line.num_micro_batches),
-        "different layers": changed(plan, 0, stages=tuple(moved)),
-        "several recompute policies": changed(plan, 0, stages=(recomputed, *others)),
-        "not full of the first": changed(plan, 0, stages=(last_ones, *others)),
+        "unequal batches": change_pipeline(plan, 0, num_micro_batches=2 * line.num_micro_batches),
+        "different layers": change_pipeline(plan, 0, stages=tuple(moved)),
+        "several recompute policies": change_pipeline(plan, 0, stages=(recomputed, *others)),
+        "not full of the first": change_pipeline(plan, 0, stages=(last_ones, *others)),
         "not the ranks of a grid": replace(
             plan,
             pipelines=(
@@ -222,9 +222,9 @@ def test_gpipe_is_not_its_schedule() -> None:
 
 
 def test_layers_in_chunks_stand_in_virtual_order() -> None:
-    problem, plan = interleaved()
+    problem, plan = interleaved_case()
     for line in plan.pipelines:
-        ranges = [own for turn in zip(*(stage.layers for stage in line.stages), strict=True) for own in turn]
+        ranges = [layers for turn in zip(*(stage.layers for stage in line.stages), strict=True) for layers in turn]
         assert [first for first, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
         assert ranges[-1][1] == problem.model.num_layers
     assert MegatronLayers(4, 2, 6, 2).per_stage(4) == (4, 2, 2, 6)

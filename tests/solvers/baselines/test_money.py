@@ -32,18 +32,18 @@ def money(prices: tuple[float, ...], plan: Plan, step_s: float) -> float:
     return Objective(prices).of(plan.devices(), step_s)
 
 
-def priced(cluster: Cluster) -> Cluster:
+def with_prices(cluster: Cluster) -> Cluster:
     return replace(cluster, machines=tuple(replace(m, price_per_hour=PRICES[m.name]) for m in cluster.machines))
 
 
 def problem() -> Problem:
     easy = small.easy()
-    return replace(easy, cluster=priced(easy.cluster), workload=Workload(global_batch=32, seq_len=2048))
+    return replace(easy, cluster=with_prices(easy.cluster), workload=Workload(global_batch=32, seq_len=2048))
 
 
 def test_a_device_costs_its_share_of_the_machine() -> None:
-    own = problem()
-    prices = prices_per_s(own)
+    priced_problem = problem()
+    prices = prices_per_s(priced_problem)
     assert prices == pytest.approx([4 / 3600] * 4 + [0.5 / 3600] * 4)
     plan = fastest("sailor").plan
     assert plan is not None
@@ -58,16 +58,16 @@ def fastest(name: str) -> Result:
 @pytest.mark.parametrize("name", slow_but(("espresso",), ("espresso", "sailor")))
 def test_money_buys_time(name: str) -> None:
     """The later the deadline, the cheaper; without one the slow GPUs, of more FLOPS for the money."""
-    own = problem()
-    prices = prices_per_s(own)
+    priced_problem = problem()
+    prices = prices_per_s(priced_problem)
     plan, best_s = fastest(name).plan, fastest(name).objective
     assert plan is not None
     spent = [money(prices, plan, best_s)]
     for deadline_s in (1.05 * best_s, 2 * best_s, 4 * best_s, None):
-        result = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
+        result = make_solver(name, objective="money", deadline_s=deadline_s).solve(priced_problem, Budget(3600.0))
         assert result.plan is not None, result.reason
-        assert violations(own, result.plan, result.cost) == []
-        assert SPACES[name].first_violation(own, result.plan) is None
+        assert violations(priced_problem, result.plan, result.cost) == []
+        assert SPACES[name].first_violation(priced_problem, result.plan) is None
         assert deadline_s is None or result.objective <= deadline_s
         spent.append(money(prices, result.plan, result.objective))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(spent))
@@ -77,13 +77,13 @@ def test_money_buys_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", slow_but(("sailor",), ("espresso", "sailor")))
 def test_no_random_plan_in_time_is_cheaper(name: str) -> None:
-    own = problem()
-    prices, model = prices_per_s(own), PlanPricer(own)
+    priced_problem = problem()
+    prices, model = prices_per_s(priced_problem), PlanPricer(priced_problem)
     deadline_s = 2 * fastest(name).objective
-    best = make_solver(name, objective="money", deadline_s=deadline_s).solve(own, Budget(3600.0))
+    best = make_solver(name, objective="money", deadline_s=deadline_s).solve(priced_problem, Budget(3600.0))
     assert best.plan is not None
     in_time = 0
-    for plan in random_plans(SPACES[name], own, random.Random(1), 2000):
+    for plan in random_plans(SPACES[name], priced_problem, random.Random(1), 2000):
         step_s = model.price(plan).objective
         if step_s <= deadline_s:
             in_time += 1

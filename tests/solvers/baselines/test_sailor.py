@@ -20,18 +20,18 @@ from tests.solvers.baselines.published_spaces import SPACES
 @given(st.integers(1, 100), st.integers(1, 40))
 def test_splits(num_layers: int, stages: int) -> None:
     """All layers once; equal but for one, embedding and head counted or not; what is left over comes last."""
-    found = splits(num_layers, stages)
-    assert bool(found) == (stages <= num_layers)
-    for layers in found:
+    all_splits = splits(num_layers, stages)
+    assert bool(all_splits) == (stages <= num_layers)
+    for layers in all_splits:
         assert sum(layers) == num_layers
         assert len(layers) == stages
         assert min(layers) > 0
-    if found:
-        units = [list(layers) for layers in found]
+    if all_splits:
+        units = [list(layers) for layers in all_splits]
         if len(units) == 2:
             units[0][0] += 1
             units[0][-1] += 1
-        assert all(own == sorted(own) and own[-1] - own[0] <= 1 for own in units)
+        assert all(counts == sorted(counts) and counts[-1] - counts[0] <= 1 for counts in units)
 
 
 def test_its_layers_as_published() -> None:
@@ -64,8 +64,8 @@ MIXED = Plan((line((0,), (4, 5), layers=(3, 3)), line((2, 3), (6,), layers=(3, 3
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = SPACES["sailor"].first_violation(small.easy(), tried)
-    assert said is None if broken is None else said is not None and broken in said
+    violation = SPACES["sailor"].first_violation(small.easy(), tried)
+    assert violation is None if broken is None else violation is not None and broken in violation
 
 
 def test_zones_are_what_fast_links_join() -> None:

@@ -58,7 +58,7 @@ def answer(name: str, kind: str) -> Result:
     return RIVALS[name]().solve(problem_of(kind), Budget(3600.0))
 
 
-def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan | None:
+def draw_plan(solver: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan | None:
     """Random machines in random order, and everything else at random; None where that comes to nothing."""
     machines = list(problem.usable_by_machine.values())
     devices = tuple(chain.from_iterable(rng.sample(machines, rng.randint(1, len(machines)))))
@@ -66,7 +66,7 @@ def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan |
     if not beside:
         return None
     d, s = rng.choice(beside)
-    degrees = list(own.degrees(problem.model.num_heads, len(devices) // (d * s)))
+    degrees = list(solver.degrees(problem.model.num_heads, len(devices) // (d * s)))
     sizes = dividing_sizes(problem, d)
     if not degrees or not sizes:
         return None
@@ -79,16 +79,16 @@ def drawn(own: SymmetricLayouts, problem: Problem, rng: random.Random) -> Plan |
 
 @pytest.mark.parametrize(("name", "kind"), slow_but([*zip(RIVALS, PROBLEMS, strict=True)], product(RIVALS, PROBLEMS)))
 def test_no_random_plan_of_its_space_beats_it(name: str, kind: str) -> None:
-    problem, own, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
+    problem, solver, rng, result = problem_of(kind), RIVALS[name](), random.Random(1), answer(name, kind)
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
-    assert SPACES[own.name].first_violation(problem, result.plan) is None
+    assert SPACES[solver.name].first_violation(problem, result.plan) is None
     model, steps_s = PlanPricer(problem), []
     for _ in range(DRAWS):
-        plan = drawn(own, problem, rng)
+        plan = draw_plan(solver, problem, rng)
         if plan is not None:
             assert check(problem, plan) == []
-            assert SPACES[own.name].first_violation(problem, plan) is None
+            assert SPACES[solver.name].first_violation(problem, plan) is None
             steps_s.append(model.price(plan).objective)
     assert len(steps_s) >= DRAWS / 10
     assert result.objective <= 1.02 * min(steps_s)
@@ -104,7 +104,7 @@ def test_usp_is_as_good_as_its_two_parts(kind: str) -> None:
         assert answer("usp", kind).objective <= 1.005 * answer(name, kind).objective
 
 
-def changed(plan: Plan, layout: SequenceParallel) -> Plan:
+def change_layout(plan: Plan, layout: SequenceParallel) -> Plan:
     """The plan with another layout in its first stage."""
     line = plan.pipelines[0]
     stage = replace(line.stages[0], parallelism=layout)
@@ -115,8 +115,8 @@ def changed(plan: Plan, layout: SequenceParallel) -> Plan:
 def test_what_is_foreign_is_said(name: str) -> None:
     problem = replace(task(("fast", 4)), workload=Workload(2, 32768))
     problem = replace(problem, space=replace(problem.space, num_pipelines=1, num_stages=1))
-    own = RIVALS[name]()
-    plan = own.solve(problem, Budget(3600.0)).plan
+    solver = RIVALS[name]()
+    plan = solver.solve(problem, Budget(3600.0)).plan
     assert plan is not None
     stage = plan.pipelines[0].stages[0]
     layout = stage.parallelism
@@ -124,7 +124,9 @@ def test_what_is_foreign_is_said(name: str) -> None:
     first = layout.groups[0]
     uneven = replace(first, tokens=(first.tokens[0] + 8, *first.tokens[1:]))
     broken = {
-        "unequal groups, orders, heads or shards": changed(plan, replace(layout, groups=(uneven, *layout.groups[1:]))),
+        "unequal groups, orders, heads or shards": change_layout(
+            plan, replace(layout, groups=(uneven, *layout.groups[1:]))
+        ),
         "a stage without a sequence layout": replace(
             plan, pipelines=(replace(plan.pipelines[0], stages=(Stage.of((0,), 0, 4),)),)
         ),
@@ -136,14 +138,14 @@ def test_what_is_foreign_is_said(name: str) -> None:
         ),
     }
     for word, tried in broken.items():
-        assert word in (SPACES[own.name].first_violation(problem, tried) or "")
+        assert word in (SPACES[solver.name].first_violation(problem, tried) or "")
     words = {"ring": "an all-to-all", "ulysses": "a ring"}
     for other, wrong in words.items():
         theirs = "ulysses" if other == "ring" else "ring"
         foreign = RIVALS[theirs]().solve(problem, Budget(3600.0)).plan
         assert foreign is not None
         if name == other:
-            assert SPACES[own.name].first_violation(problem, foreign) == wrong
+            assert SPACES[solver.name].first_violation(problem, foreign) == wrong
 
 
 def test_the_slowest_device_sets_their_pace() -> None:

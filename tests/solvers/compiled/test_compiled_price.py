@@ -42,7 +42,7 @@ def candidates(
     """(plan, its price, the relative error of the compiled one) of random candidates that fit."""
     pricer = pricer or PlanPricer(problem)
     assert unsupported(problem, pricer) is None
-    tables, rng, found = tables_of(pricer), random.Random(number), []
+    tables, rng, rows = tables_of(pricer), random.Random(number), []
     estimate = pricer.with_network(Estimate(both_ways=problem.space.depth))
     work = new_work(tables)
     for k in range(count):
@@ -55,8 +55,8 @@ def candidates(
         cost = estimate.price(plan)
         assert sum(pipeline.num_sequences for pipeline in plan.pipelines) == problem.workload.global_batch
         assert objective >= state.plan[0]["step_s"] > 0.0
-        found.append((plan, cost, abs(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)))
-    return found
+        rows.append((plan, cost, abs(float(state.plan[0]["step_s"]) / cost.step_time_s - 1.0)))
+    return rows
 
 
 def with_depths(plan: Plan, state: SearchState) -> Plan:
@@ -99,13 +99,13 @@ def check(
     near: float = ROUNDING,
 ) -> int:
     """All candidates cost what the pricer says and fit; how many there were."""
-    found = candidates(problem, number, count, pricer)
-    for plan, cost, error in found:
+    rows = candidates(problem, number, count, pricer)
+    for plan, cost, error in rows:
         inside = plan.sharding.groups == "machine"
         within = max(near, unalike if inside else interleaved if interleave(problem, plan) else ROUNDING)
         assert error < within, plan
         assert cost.fits or inside, plan
-    return len(found)
+    return len(rows)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -179,9 +179,9 @@ def test_many_candidates_cost_what_the_pricer_says(number: int) -> None:
 )
 def test_so_they_do_in_every_plan_space(space: Space) -> None:
     problem = replace(drawn_problem(6), space=space)
-    found = candidates(problem, 1, 60)
-    assert found
-    for plan, _, error in found:
+    rows = candidates(problem, 1, 60)
+    assert rows
+    for plan, _, error in rows:
         stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
         assert error < UNALIKE
         assert space.uneven_tp or len({stage.tp for stage in stages}) == 1

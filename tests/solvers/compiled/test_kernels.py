@@ -13,8 +13,8 @@ def test_what_was_compiled_before_a_change_is_forgotten(
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "moves"
-    kept = tmp_path / "cache" / "moves_1a2b" if elsewhere else folder / "__pycache__"
-    kept.mkdir(parents=True)
+    cache_folder = tmp_path / "cache" / "moves_1a2b" if elsewhere else folder / "__pycache__"
+    cache_folder.mkdir(parents=True)
     folder.mkdir(exist_ok=True)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     changed_s = max(path.stat().st_mtime for path in Path(kernels.__file__).parent.glob("*.py")) + 100
@@ -24,7 +24,7 @@ def test_what_was_compiled_before_a_change_is_forgotten(
     (folder / "without.py").touch()
     os.utime(folder / "without.py", (changed_s + 50, changed_s + 50))
     for name, made_s in (("caller.walk-1.nbi", changed_s - 1), ("caller.walk-1.1.nbc", changed_s + 1)):
-        (kept / name).touch()
-        os.utime(kept / name, (made_s, made_s))
+        (cache_folder / name).touch()
+        os.utime(cache_folder / name, (made_s, made_s))
     kernels.forget_stale(folder)
-    assert [path.name for path in kept.iterdir()] == ["caller.walk-1.1.nbc"]
+    assert [path.name for path in cache_folder.iterdir()] == ["caller.walk-1.1.nbc"]

@@ -21,9 +21,9 @@ def compositions(total: int, rooms: Sequence[int], low: int = 1) -> Iterator[tup
 @given(st.integers(0, 30), st.integers(1, 7), st.randoms())
 def test_even_parts_differ_by_one(total: int, parts: int, rng: random.Random) -> None:
     first = rng.sample(range(parts), parts)
-    for found, order in ((even(total, parts), range(parts)), (even(total, parts, first), first)):
-        assert sum(found) == total
-        larger = [k for k in order if found[k] > total // parts]
+    for shares, order in ((even(total, parts), range(parts)), (even(total, parts, first), first)):
+        assert sum(shares) == total
+        larger = [k for k in order if shares[k] > total // parts]
         assert larger == list(order)[: total % parts]
 
 
@@ -34,14 +34,14 @@ def test_proportional_parts_are_as_near_to_their_share_as_bounds_allow(
     """Shares are one factor times the weights, but for bounds; whole numbers are within one of them."""
     weights, caps = (np.array(column, float) for column in zip(*parts, strict=True))
     total = int(min(len(parts) + more, caps.sum()))
-    found = proportional(weights, total, caps=caps + 0.5)
-    assert found.sum() == total
-    assert ((found >= 1) & (found <= caps)).all()
+    shares = proportional(weights, total, caps=caps + 0.5)
+    assert shares.sum() == total
+    assert ((shares >= 1) & (shares <= caps)).all()
     low, high = 0.0, (total + 1) / weights.min()
     for _ in range(200):
         factor = 0.5 * (low + high)
         low, high = (low, factor) if np.clip(factor * weights, 1.0, caps).sum() >= total else (factor, high)
-    assert (np.abs(found - np.clip(high * weights, 1.0, caps)) < 1 + 1e-6).all()
+    assert (np.abs(shares - np.clip(high * weights, 1.0, caps)) < 1 + 1e-6).all()
 
 
 def test_proportional_by_hand() -> None:
@@ -87,8 +87,8 @@ def test_then_the_sum_is_the_least(table: tuple[list[list[float]], int, list[flo
     ways = list(compositions(total, [len(t) for t in times]))
 
     def cost(chosen: Sequence[int]) -> tuple[float, float]:
-        own = [t[n - 1] for t, n in zip(times, chosen, strict=True)]
-        return max(own), sum(own)
+        stage_s = [t[n - 1] for t, n in zip(times, chosen, strict=True)]
+        return max(stage_s), sum(stage_s)
 
     least = min(cost(chosen)[0] for chosen in ways)
     best_sum = min(cost(chosen)[1] for chosen in ways if cost(chosen)[0] <= least * (1 + 1e-12))
@@ -102,11 +102,11 @@ def test_then_the_sum_is_the_least(table: tuple[list[list[float]], int, list[flo
 def test_samples_make_the_slowest_as_fast_as_possible(rises: list[list[float]], more: int) -> None:
     """Against all ways to deal them."""
     size = len(rises) + more
-    times = [[sum(own[:n]) for n in range(10)] for own in rises]
-    samples = earliest_finish([lambda n, own=own: own[n] for own in times], size)
+    times = [[sum(rise[:n]) for n in range(10)] for rise in rises]
+    samples = earliest_finish([lambda n, column=column: column[n] for column in times], size)
 
     def slowest(given: Sequence[int]) -> float:
-        return max(own[n] for own, n in zip(times, given, strict=True))
+        return max(column[n] for column, n in zip(times, given, strict=True))
 
     every = [deal for deal in product(range(1, size + 1), repeat=len(rises)) if sum(deal) == size]
     assert sum(samples) == size

@@ -9,7 +9,7 @@ from hexiopt.problem.workload import Workload
 from solvers.completion.completer import PlanCompleter
 from solvers.completion.pricing import price_plan
 from tests.solvers import problems
-from tests.solvers.completion.test_pipeline_timer import walked
+from tests.solvers.completion.test_pipeline_timer import walk
 
 
 def test_with_slack_or_without_what_is_priced_best() -> None:
@@ -20,14 +20,14 @@ def test_with_slack_or_without_what_is_priced_best() -> None:
     pricer = PlanPricer(problem)
     completer, wins = PlanCompleter(pricer), Counter[str]()
     for seed in range(120):
-        partition = walked(problem, seed, 30)
+        partition = walk(problem, seed, 30)
         completed = completer.allowed(partition) and completer.complete(partition)
         if not completed or completed.waiting is None:
             continue
         tight = completer._complete(*completed.waiting, tight=True)
         assert tight
-        found = completer.price(completed), price_plan(pricer, completed.plan), price_plan(pricer, tight.plan)
-        priced, with_slack, without = [one.cost.objective for one in found if one]
+        prices = completer.price(completed), price_plan(pricer, completed.plan), price_plan(pricer, tight.plan)
+        priced, with_slack, without = [priced_plan.cost.objective for priced_plan in prices if priced_plan]
         assert priced == min(with_slack, without)
         wins["with"] += with_slack < without
         wins["without"] += without < with_slack

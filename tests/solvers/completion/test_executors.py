@@ -16,7 +16,7 @@ from solvers.core.partition import PipelineGroup
 from solvers.core.zero import LOCKSTEP
 from solvers.frame.starts import first_choice
 from tests.solvers import problems
-from tests.solvers.completion.test_pipeline_timer import walked
+from tests.solvers.completion.test_pipeline_timer import walk
 from tests.solvers.frame.test_starts import CASES
 
 PAIR = PipelineGroup((((0,), (4,)),), 6, replicated=True)  # a fast device and a slow one of `problems.easy`
@@ -25,7 +25,7 @@ PAIR = PipelineGroup((((0,), (4,)),), 6, replicated=True)  # a fast device and a
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
 def test_executors_are_those_of_the_plan_and_take_what_it_is_priced_at(case: str, seed: int) -> None:
     problem = CASES[case]
-    partition, pricer = walked(problem, seed, 30), PlanPricer(problem)
+    partition, pricer = walk(problem, seed, 30), PlanPricer(problem)
     completer = PlanCompleter(pricer)
     assume(completer.allowed(partition) and partition.sharding < LOCKSTEP)
     completed = completer.complete(partition)
@@ -55,7 +55,7 @@ def test_replicas_share_samples_by_speed_and_their_options_are_those_of_the_slow
         tables.options[works, True, True, 6, holding(1), unsharded]
         for works in (executor.works(6), *(frozenset([work]) for work in executor.works(6)))
     )
-    assert both.times == list(map(max, *(own.times for own in each)))
+    assert both.times == list(map(max, *(options.times for options in each)))
     assert both.times[2] == executor_s(pricer, 3, both.recompute(3))
 
 

@@ -153,10 +153,10 @@ def test_a_search_shares_what_no_machine_holds() -> None:
     assert huge.layer_of(huge.kinds[0]).num_params * 4 > 24 * GIB
     problem = hx.Problem(small, huge, WORK)
     assert hx.solve(problem, max_steps=40).plan is None
-    found = hx.solve(problem.replace(space=FREE), max_steps=40)
+    result = hx.solve(problem.replace(space=FREE), max_steps=40)
     again = hx.solve(problem.replace(space=FREE), max_steps=40)
-    assert found.plan is not None
-    assert found.cost.fits
-    assert any(isinstance(stage.parallelism, ExpertParallel) for line in found.plan.pipelines for stage in line.stages)
-    assert again.plan == found.plan
-    assert hx.check(problem.replace(space=FREE), found.plan) == []
+    assert result.plan is not None
+    assert result.cost.fits
+    assert any(isinstance(stage.parallelism, ExpertParallel) for line in result.plan.pipelines for stage in line.stages)
+    assert again.plan == result.plan
+    assert hx.check(problem.replace(space=FREE), result.plan) == []

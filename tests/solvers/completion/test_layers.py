@@ -33,8 +33,8 @@ GROUPS = ((0,), (1,), (2,), (1, 2))
 @cache
 def model(layers: int, fast_gib: float, slow_gib: float) -> PlanPricer:
     base = problems.tight()
-    own = problems.cluster(("a", "fast", 1), ("b", "slow", 2), fast_gib=fast_gib, slow_gib=slow_gib)
-    return PlanPricer(replace(base, cluster=own, model=replace(base.model, num_layers=layers)))
+    cluster = problems.cluster(("a", "fast", 1), ("b", "slow", 2), fast_gib=fast_gib, slow_gib=slow_gib)
+    return PlanPricer(replace(base, cluster=cluster, model=replace(base.model, num_layers=layers)))
 
 
 def stage_time(
@@ -110,21 +110,21 @@ def test_splitter_against_all_splits(gib: tuple[float, float], even: bool, per_l
                 for choice in CHOICES:
                     size, schedule, count, shards = choice
                     tp_groups = [frozenset([pricer.tp_group(group)]) for group in groups]
-                    found = splitter.split(tp_groups, size, schedule, count, StateSharding(1, shards))
+                    split = splitter.split(tp_groups, size, schedule, count, StateSharding(1, shards))
                     best = brute_force(pricer, groups, choice, even, per_layer)
                     outcomes.add(best is None)
-                    if isinstance(found, int):
+                    if isinstance(split, int):
                         assert best is None, (groups, choice)
-                        assert found >= 1
+                        assert split >= 1
                         continue
                     assert best is not None, (groups, choice)
-                    assert sum(n for n, _ in found) == layers
-                    mixed += any(len(set(recompute)) > 1 for _, recompute in found)
-                    times = [stage_time(pricer, groups, s, n, q, choice) for s, (n, q) in enumerate(found)]
+                    assert sum(n for n, _ in split) == layers
+                    mixed += any(len(set(recompute)) > 1 for _, recompute in split)
+                    times = [stage_time(pricer, groups, s, n, q, choice) for s, (n, q) in enumerate(split)]
                     assert None not in times
                     assert max(t for t in times if t is not None) <= best * (1 + 1e-8)
                     if even:
-                        assert max(n for n, _ in found) - min(n for n, _ in found) <= 1
+                        assert max(n for n, _ in split) - min(n for n, _ in split) <= 1
     if gib == (1.5, 1.1):
         assert outcomes == {True, False}  # memory decides here
         assert bool(mixed) == per_layer

@@ -21,14 +21,14 @@ from solvers.core.partition import DoesNotFit, Partition, PipelineGroup
 from tests.estimate import Static
 from tests.solvers import problems
 from tests.solvers.frame.test_starts import CASES
-from tests.solvers.heuristics.operators.test_partition_operators import moved, proposals_of, whole
+from tests.solvers.heuristics.operators.test_partition_operators import move, proposals_of, whole
 
 
-def walked(problem: Problem, seed: int, steps: int) -> Partition:
+def walk(problem: Problem, seed: int, steps: int) -> Partition:
     """A structure some random moves from every device on its own."""
     rng, proposals, partition = random.Random(seed), proposals_of(problem, replicates=True), whole(problem)
     for _ in range(steps):
-        partition = moved(proposals, partition, rng)
+        partition = move(proposals, partition, rng)
     return partition
 
 
@@ -36,25 +36,29 @@ def walked(problem: Problem, seed: int, steps: int) -> Partition:
 def test_round_trips_are_those_of_static_shares(case: str, seed: int) -> None:
     """Of all pipelines, whatever else uses the network: replicas, layer ranges, machines of several interfaces."""
     problem = CASES[case]
-    partition = walked(problem, seed, 30)
+    partition = walk(problem, seed, 30)
     completer = PlanCompleter(PlanPricer(problem))
     assume(completer.allowed(partition))
     completed = completer.complete(partition)
     assume(completed)
     assert completed
     priced = PlanPricer(problem, network=Static()).pipelines(completed.plan)
-    trips = [own for pipeline_group in PipelineTimer(PlanPricer(problem)).trips_s(partition) for own in pipeline_group]
+    trips = [
+        pipeline_trips
+        for pipeline_group in PipelineTimer(PlanPricer(problem)).trips_s(partition)
+        for pipeline_trips in pipeline_group
+    ]
     assert len(trips) == len(priced)
-    for own, cost in zip(trips, priced, strict=True):
+    for trips_s, cost in zip(trips, priced, strict=True):
         both = [ahead + back for ahead, back in zip(cost.send_forward_s, cost.send_backward_s, strict=True)]
-        assert own == pytest.approx(both)
+        assert trips_s == pytest.approx(both)
 
 
 def far_apart(gb_per_s: float) -> Problem:
     """Twelve layers on two machines of two devices; a message between them takes as long as some layers."""
-    own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=gb_per_s)
+    cluster = problems.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=gb_per_s)
     workload = Workload(16, 512, schedule="1f1b", recompute="none")
-    return Problem(own, replace(problems.TINY, num_layers=12), workload, problems.SMALL_SPACE)
+    return Problem(cluster, replace(problems.TINY, num_layers=12), workload, problems.SMALL_SPACE)
 
 
 @pytest.mark.parametrize(("tight", "within"), [(False, 1.02), (True, 1.001)])
@@ -87,9 +91,9 @@ def test_layers_make_room_for_messages(gb_per_s: float, tight: bool, within: flo
 
 def test_what_is_forgotten_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = CASES[min(CASES)]
-    partitions = [walked(problem, seed, 10) for seed in range(20)]
-    kept = PlanCompleter(PlanPricer(problem))
+    partitions = [walk(problem, seed, 10) for seed in range(20)]
+    remembering = PlanCompleter(PlanPricer(problem))
     monkeypatch.setattr(lines, "_KEPT", 3)
     forgetful = PlanCompleter(PlanPricer(problem))
     for partition in partitions * 2:
-        assert forgetful.complete(partition) == kept.complete(partition)
+        assert forgetful.complete(partition) == remembering.complete(partition)

@@ -35,8 +35,8 @@ def _plan(rng: random.Random) -> Plan:
     devices = rng.choice((((0,), (2,), (3,)), ((0, 1), (2,), (3,)), ((0,), (1,), (2, 3))))
     cuts = [0, *sorted(rng.sample(range(1, LAYERS), len(devices) - 1)), LAYERS]
     stages = [
-        Stage(TensorParallel(own, degree=rng.choice((1, len(own)))), (span,), ("none",))
-        for own, span in zip(devices, pairwise(cuts), strict=True)
+        Stage(TensorParallel(group, degree=rng.choice((1, len(group)))), (span,), ("none",))
+        for group, span in zip(devices, pairwise(cuts), strict=True)
     ]
     return Plan((Pipeline(tuple(stages), 4, 2),), ONE_F_ONE_B)
 

@@ -17,13 +17,13 @@ def test_the_period_is_the_least(table: tuple[list[list[float]], int, list[float
     trips_s = trips[: len(times) - 1]
 
     def period_s(counts: Sequence[int]) -> float:
-        return largest_cycle_mean_s([own[n - 1] for own, n in zip(times, counts, strict=True)], trips_s)
+        return largest_cycle_mean_s([column[n - 1] for column, n in zip(times, counts, strict=True)], trips_s)
 
-    found = least_period(times, trips_s, least_bottleneck(times, total))
-    assert sum(found) == total
-    assert all(1 <= n <= len(own) for n, own in zip(found, times, strict=True))
-    least_s = min(map(period_s, compositions(total, [len(own) for own in times])))
-    assert least_s <= period_s(found) <= least_s * 1.0011
+    layers = least_period(times, trips_s, least_bottleneck(times, total))
+    assert sum(layers) == total
+    assert all(1 <= n <= len(column) for n, column in zip(layers, times, strict=True))
+    least_s = min(map(period_s, compositions(total, [len(column) for column in times])))
+    assert least_s <= period_s(layers) <= least_s * 1.0011
 
 
 def test_a_stage_that_is_done_early_makes_room() -> None:
@@ -32,6 +32,6 @@ def test_a_stage_that_is_done_early_makes_room() -> None:
     times = [[float(n) for n in range(1, 13)]] * 3
     assert least_bottleneck(times, 12) == [4, 4, 4]
     assert largest_cycle_mean_s([4.0, 4.0, 4.0], [4.0, 0.0]) == 6.0
-    found = least_period(times, [4.0, 0.0], [4, 4, 4])
-    assert found[2] == 5
-    assert largest_cycle_mean_s([float(n) for n in found], [4.0, 0.0]) == 5.5
+    layers = least_period(times, [4.0, 0.0], [4, 4, 4])
+    assert layers[2] == 5
+    assert largest_cycle_mean_s([float(n) for n in layers], [4.0, 0.0]) == 5.5

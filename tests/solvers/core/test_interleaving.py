@@ -54,11 +54,11 @@ def partition(*stages: int, chunks: int, size: int = 1) -> Partition:
 def test_ranges_cover_all_layers_in_the_order_of_virtual_stages(counts: list[int], chunks: int) -> None:
     chunks = min(chunks, *counts)
     ranges = layer_ranges(counts, chunks)
-    in_order = [own[c] for c in range(chunks) for own in ranges]
+    in_order = [stage_ranges[c] for c in range(chunks) for stage_ranges in ranges]
     assert (in_order[0][0], in_order[-1][1]) == (0, sum(counts))
-    assert all(one[1] == other[0] for one, other in pairwise(in_order))
-    for own, count in zip(ranges, counts, strict=True):
-        lengths = [end - first for first, end in own]
+    assert all(previous[1] == following[0] for previous, following in pairwise(in_order))
+    for spans, count in zip(ranges, counts, strict=True):
+        lengths = [end - first for first, end in spans]
         assert sum(lengths) == count
         assert min(lengths) >= 1
         assert max(lengths) - min(lengths) <= 1
@@ -99,16 +99,16 @@ def test_one_range_only() -> None:
     assert {(INTERLEAVED, 1), (INTERLEAVED, 2), (INTERLEAVED, 8)} <= drawn
 
 
-def built(of: Problem, partition: Partition) -> Plan | None:
-    found = PlanCompleter(PlanPricer(of)).complete(partition)
-    return found.plan if found else None
+def complete_plan(of: Problem, partition: Partition) -> Plan | None:
+    completed = PlanCompleter(PlanPricer(of)).complete(partition)
+    return completed.plan if completed else None
 
 
 @pytest.mark.parametrize("space", [Space(), Space(uneven_layers=False), Space(uneven_batch=False)])
 def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
     of = problem(space)
     for stages, chunks, expected in (((2, 2), 2, [2, 2]), ((4,), 8, [2]), ((4,), 2, [2]), ((2,), 3, [3])):
-        plan = built(of, partition(*stages, chunks=chunks))
+        plan = complete_plan(of, partition(*stages, chunks=chunks))
         assert plan is not None
         assert [pipeline.num_chunks for pipeline in plan.pipelines] == expected
         assert check(of, plan) == []
@@ -121,7 +121,7 @@ def test_a_structure_becomes_an_interleaved_plan(space: Space) -> None:
 )
 def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, zero: int) -> None:
     """As priced, to the byte: ranges are not all as long, nor as often in flight."""
-    plan = built(problem(), replace(partition(*stages, chunks=chunks), sharding=zero))
+    plan = complete_plan(problem(), replace(partition(*stages, chunks=chunks), sharding=zero))
     assume(plan is not None)
     assert plan is not None
     model = PlanPricer(problem())
@@ -136,7 +136,7 @@ def test_the_search_knows_the_memory_of_a_stage(stages: list[int], chunks: int, 
 
 
 def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
-    plan = built(problem(), partition(1, 2, chunks=2))
+    plan = complete_plan(problem(), partition(1, 2, chunks=2))
     assert plan is not None
     assert [pipeline.num_chunks for pipeline in plan.pipelines] == [1, 2]
     assert plan.pipelines[1].num_micro_batches % 2 == 0
@@ -144,8 +144,8 @@ def test_a_lone_stage_has_one_range_beside_interleaved_ones() -> None:
 
 
 def test_a_batch_that_the_stages_do_not_divide_is_a_misfit() -> None:
-    assert built(problem(), partition(3, chunks=2)) is None
-    assert built(problem(), partition(3, chunks=1)) is not None
+    assert complete_plan(problem(), partition(3, chunks=2)) is None
+    assert complete_plan(problem(), partition(3, chunks=1)) is not None
 
 
 def test_the_polisher_keeps_interleaved_plans_valid() -> None:
@@ -161,9 +161,9 @@ def test_the_polisher_keeps_interleaved_plans_valid() -> None:
     assert plan is not None
     for _ in range(300):
         assert search.cost is not None
-        found = climber.neighbour(PricedPlan(plan, search.pricer.price(plan)))
-        if found is not None:
-            trial = found[1]
+        neighbour = climber.neighbour(PricedPlan(plan, search.pricer.price(plan)))
+        if neighbour is not None:
+            trial = neighbour[1]
             assert check(of, trial) == []
             met.add(tuple(stage.layers for pipeline in trial.pipelines for stage in pipeline.stages))
             plan = trial

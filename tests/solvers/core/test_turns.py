@@ -47,11 +47,11 @@ def test_the_budget_ends_the_waiting() -> None:
     turns = Turns([0], MOST, shared=True)
     assert turns.take(nobody) == (0, 0)
 
-    def spent() -> None:
+    def time_out() -> None:
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        turns.take(spent)
+        turns.take(time_out)
 
 
 def test_processes_share_all_of_it() -> None:

@@ -14,18 +14,18 @@ from tests.solvers.problems import loose
 _LONG_S = 60.0
 
 
-def offer_a_plan(own: Search) -> str:
-    workload, model = own.problem.workload, own.problem.model
+def offer_a_plan(search: Search) -> str:
+    workload, model = search.problem.workload, search.problem.model
     stage = Stage.of((0,), 0, model.num_layers, "full")
-    own.offer(Plan((Pipeline((stage,), workload.global_batch),), ONE_F_ONE_B))
+    search.offer(Plan((Pipeline((stage,), workload.global_batch),), ONE_F_ONE_B))
     return "offered"
 
 
-def compute_in_vain(own: Search) -> None:
+def compute_in_vain(search: Search) -> None:
     """Until told to stop."""
     until_s = time.monotonic() + _LONG_S
-    while time.monotonic() < until_s and not own.stopped:
-        own.should_continue()
+    while time.monotonic() < until_s and not search.stopped:
+        search.should_continue()
 
 
 def test_what_another_process_finds_is_merged() -> None:

@@ -35,7 +35,7 @@ from tests.solvers import problems
 NAMES = names(for_any_problem)
 
 
-def sharded(problem: Problem, zero: str) -> Problem:
+def with_sharding(problem: Problem, zero: str) -> Problem:
     return replace(problem, workload=replace(problem.workload, optimizer_sharding=zero))
 
 
@@ -44,7 +44,7 @@ def sharded(problem: Problem, zero: str) -> Problem:
 def test_every_solver_finds_a_plan_in_lockstep(name: str, zero: str) -> None:
     if name == "hexiscale":
         pytest.importorskip("pymetis")
-    problem = sharded(problems.loose(), zero)
+    problem = with_sharding(problems.loose(), zero)
     result = make_solver(name).solve(problem, Budget(3600.0, max_steps=200), seed=0)
     assert result.plan is not None, result.reason
     assert result.plan.sharding.stage == int(zero)
@@ -58,7 +58,7 @@ def test_mixed_machines_work_in_lockstep(name: str) -> None:
     """Eight GPUs of two types: several pipelines that hold the same layers."""
     if name == "hexiscale":
         pytest.importorskip("pymetis")
-    problem = sharded(problems.easy(), "3")
+    problem = with_sharding(problems.easy(), "3")
     result = make_solver(name).solve(problem, Budget(3600.0, max_steps=300), seed=1)
     assert result.plan is not None, result.reason
     assert violations(problem, result.plan, result.cost) == []
@@ -66,16 +66,16 @@ def test_mixed_machines_work_in_lockstep(name: str) -> None:
 
 def test_memory_that_only_shards_fit() -> None:
     """Without pipeline or tensor parallelism, weights and gradients alone fill a GPU, unless they are sharded."""
-    own = problems.cluster(("a", "fast", 4), fast_gib=1.6, network_gb_per_s=10.0)
-    base = Problem(own, replace(problems.TINY, num_layers=16), replace(problems.BATCH_OF_4, recompute="full"))
+    cluster = problems.cluster(("a", "fast", 4), fast_gib=1.6, network_gb_per_s=10.0)
+    base = Problem(cluster, replace(problems.TINY, num_layers=16), replace(problems.BATCH_OF_4, recompute="full"))
     one_stage = replace(base, space=replace(base.space, num_stages=1, max_tp=1))
     for zero, fits in (("0", False), ("1", False), ("3", True)):
-        result = make_solver("local_search").solve(sharded(one_stage, zero), Budget(5.0, max_steps=200), seed=0)
+        result = make_solver("local_search").solve(with_sharding(one_stage, zero), Budget(5.0, max_steps=200), seed=0)
         assert (result.plan is not None) == fits
 
 
 def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
-    problem = sharded(problems.easy(), "auto")
+    problem = with_sharding(problems.easy(), "auto")
     completer = PlanCompleter(PlanPricer(problem))
     pair = PipelineGroup((((0,), (4,)),), 1)
     assert completer.distance(Partition((pair,), ONE_F_ONE_B, 3)) == 0
@@ -90,11 +90,11 @@ def test_only_one_aligned_bundle_may_be_in_lockstep() -> None:
 def test_starts_in_lockstep_are_allowed() -> None:
     problem = problems.easy()
     completer = PlanCompleter(PlanPricer(problem))
-    found = list(lockstep_partitions(problem))
-    assert {partition.sharding for partition in found} == {2, 3}
-    assert any(len(partition.devices()) == len(problem.usable_devices) for partition in found)
-    assert all(completer.allowed(partition) for partition in found)
-    assert not list(lockstep_partitions(sharded(problem, "1")))
+    partitions = list(lockstep_partitions(problem))
+    assert {partition.sharding for partition in partitions} == {2, 3}
+    assert any(len(partition.devices()) == len(problem.usable_devices) for partition in partitions)
+    assert all(completer.allowed(partition) for partition in partitions)
+    assert not list(lockstep_partitions(with_sharding(problem, "1")))
 
 
 def test_draws_keep_most_of_their_share_for_plain_stages() -> None:
@@ -104,21 +104,21 @@ def test_draws_keep_most_of_their_share_for_plain_stages() -> None:
     assert set(aligned) == {0, 1, 2, 3}
     assert aligned[0] + aligned[1] > 1500
     assert {draw_zero_stage(problem, rng, aligned=False) for _ in range(200)} == {0, 1}
-    deep = sharded(problem, "3")
+    deep = with_sharding(problem, "3")
     assert {draw_zero_stage(deep, rng, aligned=False) for _ in range(10)} == {3}
     assert (requires_lockstep(problem), requires_lockstep(deep)) == (False, True)
     assert (plain_stages(problem), plain_stages(deep)) == ((0, 1), ())
-    assert (first_stage(problem), first_stage(deep), first_stage(sharded(problem, "0"))) == (1, 3, 0)
+    assert (first_stage(problem), first_stage(deep), first_stage(with_sharding(problem, "0"))) == (1, 3, 0)
 
 
 def test_groups_of_machines_are_drawn_where_there_are_several() -> None:
     rng = random.Random(0)
-    several, one = problems.easy(), problems.three_gpus()
+    several, single = problems.easy(), problems.three_gpus()
     assert sharding_groups(several, 1) == ("all", "machine")
-    assert sharding_groups(several, 0) == sharding_groups(one, 3) == ("all",)
+    assert sharding_groups(several, 0) == sharding_groups(single, 3) == ("all",)
     drawn = Counter(draw_sharding_groups(several, rng, 1) for _ in range(400))
     assert 50 < drawn["machine"] < 150
-    assert {draw_sharding_groups(one, rng, 1) for _ in range(50)} == {"all"}
+    assert {draw_sharding_groups(single, rng, 1) for _ in range(50)} == {"all"}
 
 
 def test_the_fewest_holders_that_share_a_machine() -> None:
@@ -137,15 +137,15 @@ def test_the_fewest_holders_that_share_a_machine() -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_structures_sharded_inside_machines_never_exceed_memory(zero: int) -> None:
     """What a search takes for the states of a device is at least what they are."""
-    own = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
-    problem = replace(problems.easy(), cluster=own, workload=replace(problems.easy().workload, recompute="full"))
+    cluster = problems.cluster(("a", "fast", 2), ("b", "fast", 2), ("c", "slow", 4), fast_gib=1.3, slow_gib=1.1)
+    problem = replace(problems.easy(), cluster=cluster, workload=replace(problems.easy().workload, recompute="full"))
     completer, model, built = PlanCompleter(PlanPricer(problem)), PlanPricer(problem), 0
-    for partition in lockstep_partitions(sharded(problem, "auto")):
-        found = completer.complete(replace(partition, sharding=zero, groups="machine"))
-        if found:
+    for partition in lockstep_partitions(with_sharding(problem, "auto")):
+        completed = completer.complete(replace(partition, sharding=zero, groups="machine"))
+        if completed:
             built += 1
-            assert found.plan.sharding == Sharding(zero, "machine")
-            assert model.price(found.plan).fits
+            assert completed.plan.sharding == Sharding(zero, "machine")
+            assert model.price(completed.plan).fits
     assert built
 
 
@@ -161,14 +161,14 @@ def test_a_plan_whose_parameters_have_one_holder_each_shards_nothing() -> None:
             plan = Plan((pipeline,), sharding=Sharding(zero))
             search = Search("test", problem, Budget(), 0)
             search.offer(plan)
-            found = search.result().plan
-            assert found is not None
-            assert found.sharding.stage == (zero if tied and stages == 2 else 0)
+            best_plan = search.result().plan
+            assert best_plan is not None
+            assert best_plan.sharding.stage == (zero if tied and stages == 2 else 0)
             # Weights of several stages count from a common start of all optimisers, though nothing is gathered.
-            step_s, sharded_s = (model.price(each).step_time_s for each in (found, plan))
+            step_s, sharded_s = (model.price(each).step_time_s for each in (best_plan, plan))
             assert step_s <= sharded_s * (1 + 1e-12)
             assert step_s == pytest.approx(sharded_s, rel=1e-12 if zero == 3 or stages == 1 else 0.03)
-        assert without_idle_sharding(plan, sharded(problem, "3")) == plan  # the workload asks for it
+        assert without_idle_sharding(plan, with_sharding(problem, "3")) == plan  # the workload asks for it
 
 
 def test_pipelines_that_hold_the_same_layers_stay_sharded() -> None:

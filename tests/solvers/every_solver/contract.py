@@ -57,7 +57,7 @@ def solve(
     return make_solver(name).solve(problem, Budget(time_limit_s, steps), seed=seed, **more)
 
 
-def allowed(name: str, problem: Problem) -> Problem:
+def allow_layouts(name: str, problem: Problem) -> Problem:
     """The problem, with sequence layouts for the solvers that plan nothing else."""
     if name not in LAYOUTS_ONLY:
         return problem
@@ -66,7 +66,7 @@ def allowed(name: str, problem: Problem) -> Problem:
 
 def first_problem(name: str) -> Problem:
     """A problem that the solver called `name` takes."""
-    return allowed(name, problems.loose() if name in SMALL_ORACLES else problems.easy())
+    return allow_layouts(name, problems.loose() if name in SMALL_ORACLES else problems.easy())
 
 
 def assert_sound(problem: Problem, result: Result) -> None:

@@ -26,7 +26,7 @@ from tests.solvers.every_solver.contract import (
     LONG_S,
     ONE_OF_A_KIND,
     SMALL_ORACLES,
-    allowed,
+    allow_layouts,
     first_problem,
     in_turns,
     solve,
@@ -45,13 +45,13 @@ def facts(result: Result) -> list[Any]:
     return [repr(result.plan), result.objective, result.bound_s, str(result.status), result.steps]
 
 
-def tried(name: str) -> list[Any]:
+def facts_of_solver(name: str) -> list[Any]:
     """Of a budget in steps, on a small problem; of heuristics of any problem, also on a real one."""
-    found = facts(solve(name, first_problem(name), steps=15, seed=7))
-    return found + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in HEURISTICS else [])
+    small_facts = facts(solve(name, first_problem(name), steps=15, seed=7))
+    return small_facts + (facts(solve(name, problems.sixteen_gpus(), steps=15, seed=7)) if name in HEURISTICS else [])
 
 
-outcome = cache(tried)  # on a machine as it is
+outcome = cache(facts_of_solver)  # on a machine as it is
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_the_clock_steers_nothing_where_steps_are_limited(name: str, monkeypatch
     """So that the same seed and steps give the same plan again, also within one process."""
     calm = outcome(name)
     monkeypatch.setattr(Search, "clock", staticmethod(Erratic(0)))
-    found = facts(solve(name, first_problem(name), steps=15, seed=7))
-    assert found == calm[: len(found)]
+    disturbed_facts = facts(solve(name, first_problem(name), steps=15, seed=7))
+    assert disturbed_facts == calm[: len(disturbed_facts)]
 
 
 @pytest.mark.slow
@@ -135,11 +135,11 @@ def other_load() -> Iterator[None]:
 def test_nor_does_other_load(name: str) -> None:
     calm = outcome(name)
     with other_load():
-        assert tried(name) == calm
+        assert facts_of_solver(name) == calm
 
 
 @in_turns(4)
 def test_steps_bind(name: str) -> None:
     """Few steps end long before the time limit; the count is the solver's own."""
-    result = within(6.0, lambda: solve(name, allowed(name, problems.easy()), steps=10))
+    result = within(6.0, lambda: solve(name, allow_layouts(name, problems.easy()), steps=10))
     assert result.steps <= 10

@@ -16,7 +16,7 @@ from solvers.core.partition import partition_of
 from solvers.core.search import Search
 from solvers.registry import make_solver
 from tests.solvers import problems
-from tests.solvers.every_solver.contract import allowed, in_turns, solve
+from tests.solvers.every_solver.contract import allow_layouts, in_turns, solve
 
 
 @cache
@@ -28,11 +28,11 @@ def best_of(problem: Problem) -> Plan:
 
 @in_turns(2)
 def test_nobody_is_behind_the_start(name: str) -> None:
-    problem = allowed(name, problems.loose())
+    problem = allow_layouts(name, problems.loose())
     start = best_of(problem)
     best_s = Search("start", problem, Budget(1.0), 0).offer(start).step_time_s
-    found = solve(name, problem, steps=1, start=start)
-    assert found.objective <= best_s
+    result = solve(name, problem, steps=1, start=start)
+    assert result.objective <= best_s
 
 
 def test_a_partition_has_the_devices_stages_and_policies_of_its_plan() -> None:

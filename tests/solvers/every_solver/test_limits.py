@@ -15,7 +15,7 @@ from tests.solvers.every_solver.contract import (
     LONG_S,
     RIVALS,
     SOME,
-    allowed,
+    allow_layouts,
     assert_sound,
     assert_sound_or_declined,
     in_turns,
@@ -36,15 +36,15 @@ class Ticking:
 
 
 @pytest.fixture
-def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+def tick_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Search, "clock", staticmethod(Ticking()))
 
 
 @in_turns(3)
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_search_ends_soon_after_its_time_limit(name: str) -> None:
     """After some more looks at the clock: those of a search inside others, on the way out."""
-    problem = allowed(name, problems.sixteen_gpus())
+    problem = allow_layouts(name, problems.sixteen_gpus())
     result = solve(name, problem, time_limit_s=4.0)
     assert_sound_or_declined(name, problem, result)
     assert result.runtime_s <= 5.0
@@ -53,7 +53,7 @@ def test_a_search_ends_soon_after_its_time_limit(name: str) -> None:
 @pytest.mark.parametrize("name", slow_but(("portfolio",), FEWER))
 def test_keeps_the_time_limit(name: str) -> None:
     """And has a plan then; a machine that others use too may leave no time for one at first."""
-    problem = allowed(name, problems.thirty_two_gpus())
+    problem = allow_layouts(name, problems.thirty_two_gpus())
     for limit_s in (1.0, 4.0, 16.0):
         began = time.perf_counter()
         result = within(max(0.1 * limit_s, 0.5), partial(solve, name, problem, time_limit_s=limit_s), after_s=limit_s)
@@ -71,11 +71,11 @@ def long_problem(name: str) -> Problem:
     most, and other rivals look for their first plan long on the largest."""
     if name == "fsdp":
         return problems.eight_kinds()
-    return allowed(name, problems.sixteen_gpus() if name in RIVALS else problems.thirty_two_gpus())
+    return allow_layouts(name, problems.sixteen_gpus() if name in RIVALS else problems.thirty_two_gpus())
 
 
 @SOME
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_listener_hears_progress(name: str) -> None:
     problem = long_problem(name)
     heard: list[Progress] = []
@@ -97,7 +97,7 @@ def test_a_listener_hears_progress(name: str) -> None:
 
 
 @SOME
-@pytest.mark.usefixtures("ticking")
+@pytest.mark.usefixtures("tick_clock")
 def test_a_listener_may_stop(name: str) -> None:
     problem = long_problem(name)
 
@@ -124,6 +124,8 @@ def test_a_listener_may_stop(name: str) -> None:
 def test_a_listener_may_stop_before_any_plan(name: str) -> None:
     """Then there is none, or the one that came last; never an exception."""
     listen: OnProgress = lambda progress: False  # noqa: E731
-    result = within(2.0, lambda: solve(name, allowed(name, problems.hopeless()), time_limit_s=5.0, on_progress=listen))
+    result = within(
+        2.0, lambda: solve(name, allow_layouts(name, problems.hopeless()), time_limit_s=5.0, on_progress=listen)
+    )
     assert result.plan is None
     assert result.reason

@@ -19,7 +19,7 @@ from tests.solvers.every_solver.contract import (
     NAMES,
     RIVALS,
     SEQUENCE,
-    allowed,
+    allow_layouts,
     assert_sound,
     assert_sound_or_declined,
     in_turns,
@@ -108,7 +108,7 @@ def test_switches_and_constraints(name: str, space: str) -> None:
 @pytest.mark.parametrize("space", slow_but(FEW_SPACES[-1:], FEW_SPACES[1:] if STRESS else FEW_SPACES[2:]))
 def test_a_rival_keeps_to_the_plan_space(name: str, space: str) -> None:
     """Or says that its own has no such plan."""
-    problem = allowed(name, problems.easy(SPACES[space]))
+    problem = allow_layouts(name, problems.easy(SPACES[space]))
     assert_sound_or_declined(name, problem, solve(name, problem, steps=20 if name in SEQUENCE else 100))
 
 
@@ -133,7 +133,7 @@ def test_a_machine_of_three(name: str, tp_degrees: str) -> None:
 def test_fixed_choices(name: str, fixed: str) -> None:
     problem = problems.easy()
     workload = replace(problem.workload, schedule=fixed, recompute="full", optimizer_sharding="0")
-    problem = allowed(name, replace(problem, workload=workload))
+    problem = allow_layouts(name, replace(problem, workload=workload))
     result = solve(name, problem, steps=20)
     assert_sound_or_declined(name, problem, result)
     if result.plan is None:

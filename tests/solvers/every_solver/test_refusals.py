@@ -17,7 +17,7 @@ from tests.solvers.every_solver.contract import (
     PARTITIONING,
     RIVALS,
     SEQUENCE,
-    allowed,
+    allow_layouts,
     assert_sound,
     in_turns,
     solve,
@@ -27,7 +27,7 @@ from tests.solvers.every_solver.contract import (
 @in_turns(2)
 @pytest.mark.parametrize("kind", slow_but(("model", "constraint"), problems.INFEASIBLE))
 def test_an_infeasible_problem_has_a_reason(name: str, kind: str) -> None:
-    problem, solver = allowed(name, problems.INFEASIBLE[kind]()), make_solver(name)
+    problem, solver = allow_layouts(name, problems.INFEASIBLE[kind]()), make_solver(name)
     result = solver.solve(problem, Budget(LONG_S, 30))
     assert result.status in (Status.INFEASIBLE, Status.NOT_FOUND)
     assert kind == "constraint" or result.status is Status.INFEASIBLE

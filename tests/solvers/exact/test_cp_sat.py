@@ -109,9 +109,9 @@ def test_partitions_come_in_batches_and_once(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("solvers.exact.cp_sat._AT_ONCE", at_once)
         program = PackingProgram(tables, sequences)  # type: ignore[arg-type]
         for case in {case_of(tables.usages.vectors[[1, 3]]), case_of(tables.usages.vectors[[1, 4]])}:
-            found = list(program.every(2, case, lambda: None))
-            assert len(found) == len(set(found)) > 1
-            assert expected.setdefault(case, set(found)) == set(found)
+            partitions = list(program.every(2, case, lambda: None))
+            assert len(partitions) == len(set(partitions)) > 1
+            assert expected.setdefault(case, set(partitions)) == set(partitions)
 
 
 def test_a_larger_problem_gets_a_plan_and_a_bound() -> None:

@@ -20,9 +20,9 @@ from tests.solvers.proof.problems import random_problem
 
 def test_the_same_steps_prove_the_same() -> None:
     problem = random_problem(3)
-    one, two = (Exact().solve(problem, Budget(60.0, max_steps=400), seed=1) for _ in range(2))
-    assert one.status is Status.OPTIMAL
-    assert (one.plan, one.bound_s, one.steps) == (two.plan, two.bound_s, two.steps)
+    first, second = (Exact().solve(problem, Budget(60.0, max_steps=400), seed=1) for _ in range(2))
+    assert first.status is Status.OPTIMAL
+    assert (first.plan, first.bound_s, first.steps) == (second.plan, second.bound_s, second.steps)
 
 
 def test_a_proof_ends_at_the_gap_asked_for() -> None:

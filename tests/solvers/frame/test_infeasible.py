@@ -23,7 +23,7 @@ from tests.solvers import problems
 from tests.solvers.brute_force import best_plan
 
 
-def explained(problem: Problem, *offered: Plan) -> Result:
+def conclude_search(problem: Problem, *offered: Plan) -> Result:
     """What a search that has found nothing says, after it was offered some plans."""
     search = Search("test", problem, Budget(), 0)
     for plan in offered:
@@ -33,9 +33,9 @@ def explained(problem: Problem, *offered: Plan) -> Result:
 
 def small(gib: float, layers: int, space: Space, machines: tuple[tuple[str, str, int], ...]) -> Problem:
     base = problems.tight()
-    own = problems.cluster(*machines, fast_gib=gib, slow_gib=gib)
+    cluster = problems.cluster(*machines, fast_gib=gib, slow_gib=gib)
     workload = replace(base.workload, global_batch=2, recompute="full", optimizer_sharding="0", seq_len=512)
-    return Problem(own, replace(base.model, num_layers=layers, vocab_size=500), workload, space)
+    return Problem(cluster, replace(base.model, num_layers=layers, vocab_size=500), workload, space)
 
 
 @pytest.mark.parametrize("tp_degrees", slow_but(("all",), ("powers_of_two", "all")))
@@ -50,7 +50,7 @@ def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, i
     for layers in (4, 5):
         for tenth in range(4, 16):
             problem = small(tenth / 10, layers, space, machines)
-            status = explained(problem).status
+            status = conclude_search(problem).status
             _, best = best_plan(problem)
             fits.add(best < float("inf"))
             proven.add(status is Status.INFEASIBLE)
@@ -59,7 +59,7 @@ def test_infeasible_is_never_said_of_what_fits(machines: tuple[tuple[str, str, i
 
 
 def test_the_text_of_a_proof() -> None:
-    layer, model = explained(problems.hopeless_layer()), explained(problems.hopeless())
+    layer, model = conclude_search(problems.hopeless_layer()), conclude_search(problems.hopeless())
     assert (layer.status, model.status) == (Status.INFEASIBLE, Status.INFEASIBLE)
     assert "not one layer of tiny fits a device" in layer.reason
     assert "of the 2000 layers of tiny" in model.reason
@@ -75,7 +75,7 @@ def test_the_text_of_a_proof_ends_in_what_the_states_take() -> None:
     for gradient_bytes, each in ((2, 16), (4, 18)):
         workload = replace(problem.workload, precision="fp16", gradient_bytes=gradient_bytes)
         states_gib = each * problem.model.num_params / 2**30
-        reason = explained(replace(problem, workload=workload)).reason
+        reason = conclude_search(replace(problem, workload=workload)).reason
         sizes = f"{problem.model.num_params / 1e9:.3g} B = {states_gib:.4g} GiB of {memory_gib:.4g} GiB"
         assert reason.endswith(f"; states of {each} B a parameter × {sizes}; hexiopt fit says what does")
 
@@ -90,7 +90,7 @@ def test_the_nearest_plan_names_its_fullest_device() -> None:
     costs = [model.price(plan) for plan in plans]
     nearer = min(range(2), key=lambda k: costs[k].excess_bytes)
     assert costs[nearer].excess_bytes > 0
-    result = explained(problem, *plans)
+    result = conclude_search(problem, *plans)
     assert result.status is Status.NOT_FOUND
     assert result.plan is None
     assert ("b:0", "a:0")[nearer] in result.reason
@@ -146,7 +146,7 @@ def test_the_remedy_is_the_least_change_that_fits(change: dict[str, object], rem
         base = small(gib / 20, 4, Space(), machines)
         free = replace(base.workload, recompute="auto", optimizer_sharding="auto", seq_len=1024)
         problem = replace(base, workload=replace(free, **change))
-        reasons.append(explained(problem).reason)
+        reasons.append(conclude_search(problem).reason)
     assert any(f"it fits with {remedy}" in reason for reason in reasons), reasons
 
 
@@ -173,7 +173,7 @@ def test_looking_for_a_remedy_ends_by_the_devices_placed(monkeypatch: pytest.Mon
     monkeypatch.setattr(infeasible, "_fitting", none_fits)
     assert "choose a smaller model" in nearest_change(problem)
     changes = [changed for changed, _ in infeasible._changes(problem)]
-    assert [changed for changed, _ in itertools.groupby(placed, key=lambda one: one[0])] == changes
+    assert [changed for changed, _ in itertools.groupby(placed, key=lambda pair: pair[0])] == changes
     assert sum(devices for _, devices in placed) <= infeasible._PLACED
 
 
@@ -207,6 +207,6 @@ def test_a_foreign_cost_model_that_says_our_memory_is_its_own_gets_no_proof_of_o
 
 def test_a_found_plan_needs_no_reason() -> None:
     problem = problems.loose()
-    result = explained(problem, Plan((Pipeline((Stage.of((0,), 0, 4),), 4),)))
+    result = conclude_search(problem, Plan((Pipeline((Stage.of((0,), 0, 4),), 4),)))
     assert (result.status, result.reason) == (Status.FEASIBLE, "")
     assert result.plan is not None

@@ -69,9 +69,9 @@ def test_a_model_of_kinds_fits_on_more_devices() -> None:
     """The proof ends where the states of dense layers and of experts have room."""
     proofs = []
     for machines in (1, 2, 4, 8):
-        own = problems.cluster(*((f"m{k}", "fast", 4) for k in range(machines)))
+        cluster = problems.cluster(*((f"m{k}", "fast", 4) for k in range(machines)))
         model = read_model(ROOT / "conf" / "model" / "qwen3_30b_a3b.yaml")
-        problem = Problem(own, model, Workload(16, 512))
+        problem = Problem(cluster, model, Workload(16, 512))
         proofs.append(memory_infeasibility(problem, PlanPricer(problem).stages) is not None)
     assert proofs == sorted(proofs, reverse=True)
     assert proofs[0]

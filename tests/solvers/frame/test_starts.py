@@ -76,10 +76,10 @@ def test_kinds_slowest_first() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_chains_are_legal_and_differ(case: str) -> None:
     problem = CASES[case]
-    found = list(chain_partitions(problem))
-    assert found
-    assert len(found) == len({partition.pipeline_groups for partition in found})
-    for partition in found:
+    partitions = list(chain_partitions(problem))
+    assert partitions
+    assert len(partitions) == len({partition.pipeline_groups for partition in partitions})
+    for partition in partitions:
         assert_legal(problem, partition)
         assert all(
             len(pipeline_group.stages) <= problem.model.num_layers for pipeline_group in partition.pipeline_groups
@@ -129,8 +129,8 @@ def test_grids_are_legal_and_as_wide_as_the_machines_allow(name: str) -> None:
         [grid] = partition.pipeline_groups
         used = set(partition.devices())
         degrees = [len(stage_groups[0]) for stage_groups in grid.stages]
-        by_kind = [{d for m in own for d in problem.usable_by_machine[m]} for own in kinds(problem)]
-        idle = [len(own - used) // min(degrees) for own in by_kind if own & used]
+        by_kind = [{d for m in machines for d in problem.usable_by_machine[m]} for machines in kinds(problem)]
+        idle = [len(devices - used) // min(degrees) for devices in by_kind if devices & used]
         assert grid.width == problem.workload.global_batch or sum(idle) < sum(degrees) // min(degrees)
 
 
@@ -139,9 +139,9 @@ def test_single_pipelines_leave_out_some_machines_of_each_kind() -> None:
     problem = problems.loose()
     members, machine_of = kinds(problem), problem.cluster.machine_of
     used = [
-        tuple(len({int(machine_of[d]) for d in one.devices()} & {*own}) for own in members)
-        for one in single_pipeline_partitions(problem, True)
+        tuple(len({int(machine_of[d]) for d in partition.devices()} & {*kind}) for kind in members)
+        for partition in single_pipeline_partitions(problem, True)
     ]
     assert used[0] == tuple(map(len, members))
-    assert set(used) == {*product(*(range(len(own) + 1) for own in members))} - {(0,) * len(members)}
+    assert set(used) == {*product(*(range(len(kind) + 1) for kind in members))} - {(0,) * len(members)}
     assert sorted(map(sum, used), reverse=True) == list(map(sum, used))

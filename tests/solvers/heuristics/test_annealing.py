@@ -52,9 +52,9 @@ def test_annealing_leaves_valleys_and_takes_turns(starts: list[int]) -> None:
     )
     assert [best.value for best in bests] == [50] * len(starts)
     assert run.steps == 3000
-    counts = {own.operator: own for own in run.operators.counts()}
+    counts = {count.operator: count for count in run.operators.counts()}
     assert set(counts) == {"up", "down", "same"}
-    assert sum(own.proposed for own in counts.values()) == 3000
+    assert sum(count.proposed for count in counts.values()) == 3000
     assert counts["up"].valid == counts["up"].proposed > counts["down"].proposed > 0
     assert counts["same"].valid == 0
     assert 0 < counts["up"].accepted < counts["up"].valid
@@ -67,21 +67,24 @@ def test_nothing_worse_is_accepted_at_the_end() -> None:
 
 
 def test_statistics_of_two_searches_add_up() -> None:
-    one, two = OperatorStatistics(), OperatorStatistics()
-    one.of("a").proposed, two.of("a").proposed, two.of("b").seconds = 2, 3, 0.5
-    one.add(two.counts())
-    assert [(own.operator, own.proposed, own.seconds) for own in one.counts()] == [("a", 5, 0.0), ("b", 0, 0.5)]
-    assert set(OperatorTally.__slots__) == set(type(one.counts()[0]).__slots__) - {"operator"}
+    first, second = OperatorStatistics(), OperatorStatistics()
+    first.of("a").proposed, second.of("a").proposed, second.of("b").seconds = 2, 3, 0.5
+    first.add(second.counts())
+    assert [(count.operator, count.proposed, count.seconds) for count in first.counts()] == [
+        ("a", 5, 0.0),
+        ("b", 0, 0.5),
+    ]
+    assert set(OperatorTally.__slots__) == set(type(first.counts()[0]).__slots__) - {"operator"}
 
 
 @pytest.mark.parametrize("name", slow_but(("local_search",), ("local_search", "portfolio")))
 def test_a_result_says_what_operators_did(name: str) -> None:
     result = make_solver(name).solve(problems.easy(), Budget(3600.0, 400), seed=0)
-    counts = {own.operator: own for own in result.operators}
+    counts = {count.operator: count for count in result.operators}
     assert {"reorder_stages", "shift_layer"} <= set(counts)
-    for own in counts.values():
-        assert 0 <= own.valid <= own.proposed
-        assert own.known + own.unfit + own.priced <= own.valid
-        assert own.improved <= own.accepted <= own.valid
+    for tally in counts.values():
+        assert 0 <= tally.valid <= tally.proposed
+        assert tally.known + tally.unfit + tally.priced <= tally.valid
+        assert tally.improved <= tally.accepted <= tally.valid
     if name == "local_search":  # some moves are drawn twice in a step
-        assert sum(own.proposed for own in counts.values()) < 300 + 200
+        assert sum(count.proposed for count in counts.values()) < 300 + 200

@@ -16,7 +16,7 @@ from solvers.heuristics.graph import DeviceGraph, device_graph, partition_graph,
 from tests.solvers import problems
 
 
-def bridged() -> Cluster:
+def bridged_cluster() -> Cluster:
     """A machine with one NVLink bridge, and another without."""
     machine: dict[str, Any] = {"gpu": "rtx_3090", "num_gpus": 4, "intra_bandwidth_gb_per_s": 12}
     bridge = {"between": [1, 2], "bandwidth_gb_per_s": 50}
@@ -42,8 +42,8 @@ def test_scaled_keeps_ratios() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem(bridged(), problems.TINY),
-        Problem(bridged(), problems.TINY, space=Space(exclude=("a:1", "b:0"))),
+        Problem(bridged_cluster(), problems.TINY),
+        Problem(bridged_cluster(), problems.TINY, space=Space(exclude=("a:1", "b:0"))),
         problems.easy(),
         problems.slow_network(),
     ],
@@ -72,11 +72,11 @@ def test_subset() -> None:
 def test_partition_covers_all_devices_once(parts: int) -> None:
     graph = device_graph(problems.thirty_two_gpus())
     for seed in range(3):
-        found = partition_graph(graph, parts, graph.bandwidth, seed)
-        assert sorted(position for members in found for position in members) == list(range(32))
-        assert all(found)
-        assert len(found) <= parts
-        assert partition_graph(graph, parts, graph.bandwidth, seed) == found
+        groups = partition_graph(graph, parts, graph.bandwidth, seed)
+        assert sorted(position for members in groups for position in members) == list(range(32))
+        assert all(groups)
+        assert len(groups) <= parts
+        assert partition_graph(graph, parts, graph.bandwidth, seed) == groups
 
 
 def test_partition_finds_the_machines() -> None:
@@ -86,16 +86,16 @@ def test_partition_finds_the_machines() -> None:
         bandwidth[4 * machine : 4 * machine + 4, 4 * machine : 4 * machine + 4] = 50.0
     np.fill_diagonal(bandwidth, 0.0)
     graph = DeviceGraph(tuple(range(16)), np.full(16, 1e14), bandwidth)
-    found = partition_graph(graph, 4, bandwidth, 0)
-    assert sorted(found) == [[4 * m, 4 * m + 1, 4 * m + 2, 4 * m + 3] for m in range(4)]
+    groups = partition_graph(graph, 4, bandwidth, 0)
+    assert sorted(groups) == [[4 * m, 4 * m + 1, 4 * m + 2, 4 * m + 3] for m in range(4)]
 
 
 def test_partition_balances_speed() -> None:
     """One GPU as fast as four others: in two parts it stands alone, or nearly so."""
     graph = DeviceGraph(tuple(range(5)), np.array([4e14, 1e14, 1e14, 1e14, 1e14]), np.ones((5, 5)))
-    found = partition_graph(graph, 2, graph.bandwidth, 0)
-    speeds = sorted(sum(graph.speed[i] for i in members) for members in found)
-    assert len(found) == 2
+    groups = partition_graph(graph, 2, graph.bandwidth, 0)
+    speeds = sorted(sum(graph.speed[i] for i in members) for members in groups)
+    assert len(groups) == 2
     assert speeds[0] >= 3e14
 
 
@@ -110,12 +110,12 @@ def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixt
         parts = rng.randint(1, count)
         drawn = [rng.uniform(0.4, 1.6) for _ in range(parts)]
         shares = [share / sum(drawn) for share in drawn] if rng.random() < 0.5 else None
-        found = partition_graph(
+        groups = partition_graph(
             part, parts, part.bandwidth, rng.randrange(99), shares=shares, exponent=rng.choice((0, 1))
         )
-        assert sorted(i for members in found for i in members) == list(range(count))
-        assert all(found)
-        assert 2 * parts <= count or len(found) == parts
+        assert sorted(i for members in groups for i in members) == list(range(count))
+        assert all(groups)
+        assert 2 * parts <= count or len(groups) == parts
     heavy = DeviceGraph(tuple(range(7)), np.array([1e12, 1e12, 1e12, 1e13, 1e14, 1e13, 1e12]), np.ones((7, 7)))
     assert partition_graph(heavy, 3, heavy.bandwidth, 242, shares=[0.5783, 0.2536, 0.1681], exponent=1.0)
     captured = capfd.readouterr()
@@ -125,11 +125,11 @@ def test_no_partition_is_empty_or_makes_metis_complain(capfd: pytest.CaptureFixt
 def test_a_partition_needs_no_standard_output() -> None:
     """As of a process that closed it."""
     graph = device_graph(problems.easy())
-    kept = os.dup(1)
+    stdout_copy = os.dup(1)
     os.close(1)
     try:
-        found = partition_graph(graph, 2, graph.bandwidth, 0)
+        groups = partition_graph(graph, 2, graph.bandwidth, 0)
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-    assert sorted(i for members in found for i in members) == list(range(len(graph.devices)))
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
+    assert sorted(i for members in groups for i in members) == list(range(len(graph.devices)))

@@ -27,13 +27,13 @@ from tests.solvers.frame.test_starts import assert_legal
 @pytest.mark.parametrize("allowed", [(1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8), (1,), (1, 2)])
 @pytest.mark.parametrize("count", range(1, 9))
 def test_compositions(count: int, allowed: tuple[int, ...]) -> None:
-    found = compositions(count, allowed)
-    assert found
-    assert len(found) == len(set(found))
-    assert all(sum(parts) == count and set(parts) <= set(allowed) for parts in found)
-    assert (1,) * count in found
+    all_parts = compositions(count, allowed)
+    assert all_parts
+    assert len(all_parts) == len(set(all_parts))
+    assert all(sum(parts) == count and set(parts) <= set(allowed) for parts in all_parts)
+    assert (1,) * count in all_parts
     if count in allowed:
-        assert (count,) in found
+        assert (count,) in all_parts
 
 
 def test_compositions_by_hand() -> None:
@@ -41,7 +41,7 @@ def test_compositions_by_hand() -> None:
     assert compositions(3, (1, 2)) == [(2, 1), (1, 1, 1)]
 
 
-def kept_by(hierarchy: HierarchicalPartition) -> list[Partition]:
+def best_partitions(hierarchy: HierarchicalPartition) -> list[Partition]:
     """The best partition for each number of pipelines and each set of recompute policies."""
     return [incumbent.partition for by_number in hierarchy._best for incumbent in by_number.values()]
 
@@ -54,7 +54,7 @@ def test_what_both_phases_keep_is_legal_and_gets_better(exclude: tuple[str, ...]
     bests = []
     for _ in range(80):
         hierarchy.iterate()
-        for partition in kept_by(hierarchy):
+        for partition in best_partitions(hierarchy):
             assert_legal(problem, partition)
             bests.append(search.best_s)
     assert bests == sorted(bests, reverse=True)
@@ -71,19 +71,19 @@ def test_it_works_on_from_a_known_partition() -> None:
     groups = PipelineGroup((tuple((device,) for device in first),)), PipelineGroup((((second[0],),), ((second[1],),)))
     known = first_choice(problem, groups)
     hierarchy.begin_at(known)
-    [begun] = kept_by(hierarchy)
+    [begun] = best_partitions(hierarchy)
     assert [group.width for group in begun.pipeline_groups] == [1] * known.num_pipelines
     assert begun.devices() == known.devices()
     assert search.plan is not None
-    with_idle, kept = False, False
+    with_idle, pipelines_stay = False, False
     for _ in range(80):
         hierarchy.iterate()
-        for partition in kept_by(hierarchy):
+        for partition in best_partitions(hierarchy):
             assert_legal(problem, partition)
             with_idle |= bool(partition.devices() & set(third))
-            kept |= partition != begun and bool(set(partition.pipeline_groups) & set(begun.pipeline_groups))
+            pipelines_stay |= partition != begun and bool(set(partition.pipeline_groups) & set(begun.pipeline_groups))
     assert with_idle
-    assert kept
+    assert pipelines_stay
 
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 5, 8])
@@ -115,8 +115,8 @@ def test_a_cluster_too_large_for_a_complete_graph_is_refused() -> None:
 @pytest.mark.parametrize("gib", [0.6, 0.7])
 def test_plans_of_one_policy_are_found_where_the_fastest_does_not_fit(gib: float) -> None:
     """Pipelines are judged by the best policy for each, so that memory for the fastest does not decide."""
-    own = problems.easy(Space(recompute_per_stage=False), fast_gib=1.2 * gib, slow_gib=gib)
-    problem = replace(own, workload=Workload(global_batch=16, seq_len=4096))
+    base = problems.easy(Space(recompute_per_stage=False), fast_gib=1.2 * gib, slow_gib=gib)
+    problem = replace(base, workload=Workload(global_batch=16, seq_len=4096))
     result = HexiScale().solve(problem, Budget(3600.0, 200), seed=1)
     assert result.plan is not None, result.reason
     policies = {stage.recompute for pipeline in result.plan.pipelines for stage in pipeline.stages}
@@ -157,24 +157,24 @@ def test_what_fits_with_recomputation_does_not_lead_away_from_fewer_devices_with
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def graph_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of GPUs of every graph that phase 1 lets METIS partition."""
     sizes, asked = list[int](), hexiscale.partition_graph
 
-    def listening(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
+    def record_size(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
         if "shares" in how:  # phase 2 weighs all GPUs alike
             sizes.append(len(graph.devices))
         return asked(graph, count, *rest, **how)
 
-    monkeypatch.setattr(hexiscale, "partition_graph", listening)
+    monkeypatch.setattr(hexiscale, "partition_graph", record_size)
     return sizes
 
 
-def test_without_partition_pipelines_have_nearly_equally_many_gpus(seen: list[int]) -> None:
+def test_without_partition_pipelines_have_nearly_equally_many_gpus(graph_sizes: list[int]) -> None:
     problem = problems.easy(Space(num_pipelines=3))
     plan = HexiScale(partition=False).solve(problem, Budget(3600.0, 20)).plan
     assert plan is not None
-    assert not seen
+    assert not graph_sizes
     sizes = [sum(len(stage.devices) for stage in pipeline.stages) for pipeline in plan.pipelines]
     assert max(sizes) - min(sizes) <= 1
 
@@ -188,15 +188,15 @@ def test_without_construction_stages_stand_as_the_cluster_does() -> None:
         assert machines == sorted(machines)
 
 
-def test_without_iteration_every_pass_begins_anew(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_iteration_every_pass_begins_anew(graph_sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """So that METIS always sees GPUs of the whole cluster, never those of some pipelines only."""
     monkeypatch.setattr(hexiscale, "_SOME_MACHINES", -1.0)
     problem = problems.easy(Space())
     HexiScale(iteration=False).solve(problem, Budget(3600.0, 30))
-    assert set(seen) == {problem.cluster.num_devices}
-    seen.clear()
+    assert set(graph_sizes) == {problem.cluster.num_devices}
+    graph_sizes.clear()
     HexiScale().solve(problem, Budget(3600.0, 30))
-    assert min(seen) < problem.cluster.num_devices
+    assert min(graph_sizes) < problem.cluster.num_devices
 
 
 @pytest.mark.parametrize("tau", [0, 65, 1.5])

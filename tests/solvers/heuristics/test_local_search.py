@@ -25,37 +25,39 @@ def annealer(max_steps: int) -> Annealer:
     return Annealer(search, PlanCompleter(search.pricer), random.Random(0))
 
 
-def step_time_s(one: Annealer, partition: Partition) -> float:
+def step_time_s(annealing: Annealer, partition: Partition) -> float:
     """In seconds; infinite where it does not fit."""
-    found = one.evaluate(partition)
-    assert found is not None
-    return math.exp(found.energy) if found.energy < 50.0 else math.inf
+    state = annealing.evaluate(partition)
+    assert state is not None
+    return math.exp(state.energy) if state.energy < 50.0 else math.inf
 
 
-def settings(one: Annealer, start: Partition) -> Iterator[Partition]:
+def settings(annealing: Annealer, start: Partition) -> Iterator[Partition]:
     """`start` in every schedule that is not interleaved, with every sharding below ZeRO-2."""
-    problem = one.search.problem
-    for schedule in (own for own in schedules(problem.workload) if not own.chunked):
+    problem = annealing.search.problem
+    for schedule in (candidate for candidate in schedules(problem.workload) if not candidate.chunked):
         for stage in plain_stages(problem):
             for groups in sharding_groups(problem, stage):
                 yield replace(start, schedule=schedule, sharding=stage, groups=groups)
 
 
 def test_the_best_schedule_and_sharding_of_a_grid_are_found() -> None:
-    one, checked = annealer(100), annealer(100)
-    grid = next(g for g in whole_grids(one.search.problem) if len(g.pipeline_groups[0].stages) == 3)
-    least_s = min(step_time_s(checked, own) for own in settings(checked, grid))
+    annealing, checked = annealer(100), annealer(100)
+    grid = next(g for g in whole_grids(annealing.search.problem) if len(g.pipeline_groups[0].stages) == 3)
+    least_s = min(step_time_s(checked, setting) for setting in settings(checked, grid))
     assert least_s < 0.9 * step_time_s(checked, grid), "else there is nothing to find"
-    found = one.best_sharding(one.best_schedule(grid, one.search.until()).partition, one.search.until())
-    assert math.exp(found.energy) == pytest.approx(least_s)
-    assert found.partition.pipeline_groups == grid.pipeline_groups
-    assert 0 < one.search.steps <= 9
+    state = annealing.best_sharding(
+        annealing.best_schedule(grid, annealing.search.until()).partition, annealing.search.until()
+    )
+    assert math.exp(state.energy) == pytest.approx(least_s)
+    assert state.partition.pipeline_groups == grid.pipeline_groups
+    assert 0 < annealing.search.steps <= 9
 
 
 def test_without_steps_a_start_stays_as_it_is() -> None:
-    one = annealer(1)
-    grid = next(whole_grids(one.search.problem))
-    assert one.search.step()
-    for settled in one.best_schedule, one.best_sharding:
-        assert settled(grid, one.search.until()).partition == grid
-    assert one.search.steps == 1
+    annealing = annealer(1)
+    grid = next(whole_grids(annealing.search.problem))
+    assert annealing.search.step()
+    for settled in annealing.best_schedule, annealing.best_sharding:
+        assert settled(grid, annealing.search.until()).partition == grid
+    assert annealing.search.steps == 1

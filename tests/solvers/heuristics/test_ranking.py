@@ -25,10 +25,10 @@ def completer(number: int) -> PlanCompleter:
     return PlanCompleter(Search("test", drawn_problem(number), Budget(3600.0), 0).pricer)
 
 
-def price_s(own: PlanCompleter, partition: Partition, limit_s: float = math.inf) -> float:
+def price_s(plan_completer: PlanCompleter, partition: Partition, limit_s: float = math.inf) -> float:
     """In seconds; infinite where it does not fit, or exceeds the limit."""
-    completed = own.complete(partition) if own.allowed(partition) else DoesNotFit(1)
-    priced = None if isinstance(completed, DoesNotFit) else own.price(completed, limit_s)
+    completed = plan_completer.complete(partition) if plan_completer.allowed(partition) else DoesNotFit(1)
+    priced = None if isinstance(completed, DoesNotFit) else plan_completer.price(completed, limit_s)
     return priced.cost.step_time_s if priced is not None and priced.cost.fits else math.inf
 
 
@@ -51,51 +51,56 @@ CASES = [
 @pytest.mark.parametrize(("network", "near", "number"), CASES)
 def test_the_best_of_all_starts_is_among_the_first(network: FairShares, near: float, number: int) -> None:
     """Over the network that estimates know; and nearly so where messages share it as they meet."""
-    own = PlanCompleter(PlanPricer(drawn_problem(number), network=network))
-    starts = list(in_turns(whole_grids(own.problem), without_grids(own.problem, own)))
-    ranked = list(promising_first(own, starts, None, lambda: True))
+    plan_completer = PlanCompleter(PlanPricer(drawn_problem(number), network=network))
+    starts = list(in_turns(whole_grids(plan_completer.problem), without_grids(plan_completer.problem, plan_completer)))
+    ranked = list(promising_first(plan_completer, starts, None, lambda: True))
     assert sorted(map(hash, starts)) == sorted(map(hash, ranked))
-    best_s = least_s = min(price_s(own, start) for start in ranked[:FIRST])
+    best_s = least_s = min(price_s(plan_completer, start) for start in ranked[:FIRST])
     for start in starts:
-        best_s = min(best_s, price_s(own, start, best_s))
+        best_s = min(best_s, price_s(plan_completer, start, best_s))
     assert least_s <= near * best_s
 
 
 def test_estimates_ascend_and_what_does_not_fit_comes_last() -> None:
-    own = completer(14)
+    plan_completer = completer(14)
     group = PipelineGroup((((0,), (1,)),), 1)
-    forbidden = first_choice(own.problem, (group, *(PipelineGroup((((k,),),), 1) for k in range(2, 26))))
+    forbidden = first_choice(plan_completer.problem, (group, *(PipelineGroup((((k,),),), 1) for k in range(2, 26))))
     forbidden = forbidden.with_pipeline_groups(forbidden.pipeline_groups * 3)  # 78 pipelines, 64 sequences
-    starts = [forbidden, *islice(whole_grids(own.problem), 8)]
-    ranked = list(promising_first(own, starts, None, lambda: True))
-    completed = map(own.complete, ranked[:-1])
-    estimates = [math.inf if isinstance(one, DoesNotFit) else estimated_step_s(own.problem, one) for one in completed]
+    starts = [forbidden, *islice(whole_grids(plan_completer.problem), 8)]
+    ranked = list(promising_first(plan_completer, starts, None, lambda: True))
+    completed = map(plan_completer.complete, ranked[:-1])
+    estimates = [
+        math.inf if isinstance(completion, DoesNotFit) else estimated_step_s(plan_completer.problem, completion)
+        for completion in completed
+    ]
     assert estimates == sorted(estimates)
     assert min(estimates) < math.inf
     assert ranked[-1] == forbidden
 
 
 def test_few_steps_look_at_few_starts_and_no_time_at_one() -> None:
-    own = completer(14)
-    starts = list(islice(lockstep_partitions(own.problem), 100))
-    assert len(list(promising_first(own, starts, 2, lambda: True))) == 24
-    assert len(list(promising_first(own, starts, None, lambda: False))) == 1
+    plan_completer = completer(14)
+    starts = list(islice(lockstep_partitions(plan_completer.problem), 100))
+    assert len(list(promising_first(plan_completer, starts, 2, lambda: True))) == 24
+    assert len(list(promising_first(plan_completer, starts, None, lambda: False))) == 1
 
 
 def test_sync_is_that_of_the_slowest_interface_that_shares_layers() -> None:
     """Two pipelines over the same two machines send nothing between them; two in different machines all layers."""
-    own = completer(14)  # machines 0 and 1 of four GPUs each
-    model, cluster = own.problem.model, own.problem.cluster
-    apart = first_choice(own.problem, (PipelineGroup((((0, 1, 2, 3), (4, 5, 6, 7)),), 1),))
-    completed = own.complete(apart)
+    plan_completer = completer(14)  # machines 0 and 1 of four GPUs each
+    model, cluster = plan_completer.problem.model, plan_completer.problem.cluster
+    apart = first_choice(plan_completer.problem, (PipelineGroup((((0, 1, 2, 3), (4, 5, 6, 7)),), 1),))
+    completed = plan_completer.complete(apart)
     assert not isinstance(completed, DoesNotFit)
-    sync_s = estimated_step_s(own.problem, completed) - completed.estimate_s
+    sync_s = estimated_step_s(plan_completer.problem, completed) - completed.estimate_s
     slowest = min(m.nic_bandwidth_bytes_per_s * m.num_interfaces for m in cluster.machines[:2])
-    sent = model.num_layers * model.layer_params * passed_bytes(own.problem, apart.sharding)
+    sent = model.num_layers * model.layer_params * passed_bytes(plan_completer.problem, apart.sharding)
     assert sync_s == pytest.approx(sent / slowest)
-    alone = own.complete(first_choice(own.problem, (PipelineGroup((((0, 1, 2, 3),), ((4, 5, 6, 7),)), 1),)))
+    alone = plan_completer.complete(
+        first_choice(plan_completer.problem, (PipelineGroup((((0, 1, 2, 3),), ((4, 5, 6, 7),)), 1),))
+    )
     assert not isinstance(alone, DoesNotFit)
-    assert estimated_step_s(own.problem, alone) == alone.estimate_s
+    assert estimated_step_s(plan_completer.problem, alone) == alone.estimate_s
 
 
 @pytest.mark.parametrize(("stage", "batches", "sent"), [(0, 5, 4), (1, 5, 4), (2, 5, 12), (3, 5, 30)])

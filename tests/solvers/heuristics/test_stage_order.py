@@ -60,14 +60,14 @@ def test_never_worse_than_random_where_many(seed: int) -> None:
     ]
     order = best_order(routes)
     assert sorted(order) == list(range(count))
-    found = path_length(routes, order)
+    length = path_length(routes, order)
     others = [path_length(routes, rng.sample(range(count), count)) for _ in range(2000)]
-    assert found <= min(others)
+    assert length <= min(others)
     # Every rack but the first must be entered once; a good order hardly enters any twice.
     assert sum(rack[a] != rack[b] for a, b in itertools.pairwise(order)) <= len(set(rack))
 
 
-def followed(routes: Hops) -> list[int]:
+def greedy_order(routes: Hops) -> list[int]:
     """The greedy's order, path by path."""
     count = len(routes)
     paths = [(0.0, [stage]) for stage in range(count)]
@@ -87,7 +87,7 @@ def test_the_cheapest_next_hops_are_followed(count: int, values: tuple[float, ..
     """Ties between paths too."""
     rng = random.Random(count)
     routes = [[0.0 if a == b else rng.choice(values) for b in range(count)] for a in range(count)]
-    assert best_order(routes) == followed(routes)
+    assert best_order(routes) == greedy_order(routes)
 
 
 @pytest.mark.parametrize("tau", [1, 2, 8])
@@ -95,6 +95,6 @@ def test_a_given_tau_is_followed_for_few_stages_too(tau: int, monkeypatch: pytes
     rng = random.Random(tau)
     routes = [[rng.random() for _ in range(6)] for _ in range(6)]
     given_tau = best_order(routes, tau)
-    monkeypatch.setitem(followed.__globals__, "TAU", tau)
-    assert given_tau == followed(routes)
+    monkeypatch.setitem(greedy_order.__globals__, "TAU", tau)
+    assert given_tau == greedy_order(routes)
     assert path_length(routes, given_tau) >= shortest(routes) - 1e-12

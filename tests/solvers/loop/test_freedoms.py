@@ -19,7 +19,7 @@ from tests.solvers import problems
 from tests.solvers.drawn import drawn_problem
 
 
-def allowing(problem: Problem, **freedoms: Any) -> Problem:
+def with_freedoms(problem: Problem, **freedoms: Any) -> Problem:
     """The problem with freedoms, and an open schedule."""
     return replace(
         problem, space=replace(problem.space, **freedoms), workload=replace(problem.workload, schedule="auto")
@@ -38,8 +38,8 @@ def plan_of(problem: Problem) -> tuple[Plan, float]:
 
 @pytest.mark.parametrize("problem", [problems.fast_network(), problems.three_gpus()])
 def test_split_backwards_are_searched_where_they_are_allowed(problem: Problem) -> None:
-    usual, usual_s = plan_of(allowing(problem))
-    plan, step_s = plan_of(allowing(problem, split_backward=True))
+    usual, usual_s = plan_of(with_freedoms(problem))
+    plan, step_s = plan_of(with_freedoms(problem, split_backward=True))
     assert plan.schedule.splits
     assert not usual.schedule.splits
     assert step_s < usual_s
@@ -48,8 +48,8 @@ def test_split_backwards_are_searched_where_they_are_allowed(problem: Problem) -
 
 @pytest.mark.parametrize("number", slow_but((2,), (2, 12, 14)))
 def test_depths_are_searched_where_they_are_free(number: int) -> None:
-    usual, usual_s = plan_of(allowing(drawn_problem(number)))
-    plan, step_s = plan_of(allowing(drawn_problem(number), depth=True))
+    usual, usual_s = plan_of(with_freedoms(drawn_problem(number)))
+    plan, step_s = plan_of(with_freedoms(drawn_problem(number), depth=True))
     assert any(plan.other_depths())
     assert not any(usual.other_depths())
     assert step_s < usual_s
@@ -58,10 +58,10 @@ def test_depths_are_searched_where_they_are_free(number: int) -> None:
 @pytest.mark.parametrize(("number", "split"), slow_but([(4, False), (13, True)], product((2, 4, 6, 13), (False, True))))
 def test_stages_hold_more_only_where_that_is_better_and_fits(number: int, split: bool) -> None:
     """Of the plan that a search without depths makes."""
-    problem = allowing(drawn_problem(number), split_backward=split)
+    problem = with_freedoms(drawn_problem(number), split_backward=split)
     plan, _ = plan_of(problem)
     before = price_plan(PlanPricer(problem), plan)
-    after = price_plan(PlanPricer(allowing(problem, depth=True)), plan)
+    after = price_plan(PlanPricer(with_freedoms(problem, depth=True)), plan)
     assert before is not None
     assert after is not None
     assert after.cost.fits

@@ -47,12 +47,12 @@ def test_each_device_in_one_group(number: int) -> None:
 
 @pytest.mark.parametrize("number", [8, 14])
 def test_the_same_seed_gives_the_same_grids(number: int) -> None:
-    def made(seed: int) -> list[tuple[float, Stages]]:
+    def make_grids(seed: int) -> list[tuple[float, Stages]]:
         grids, state = grids_of(drawn_problem(number), seed)
         return [(grids.make(state), stages_of(state)) for _ in range(60)]
 
-    assert made(3) == made(3)
-    assert made(3) != made(4)
+    assert make_grids(3) == make_grids(3)
+    assert make_grids(3) != make_grids(4)
 
 
 @pytest.mark.parametrize(

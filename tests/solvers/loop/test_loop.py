@@ -19,7 +19,7 @@ from tests.solvers.loop.candidates import check_devices
 from tests.solvers.problems import loose
 
 
-def found_by_loop(problem: Problem, steps: int, seed: int = 0) -> Search:
+def run_loop(problem: Problem, steps: int, seed: int = 0) -> Search:
     run = Search("loop", problem, Budget(3600.0, steps), seed)
     Portfolio().find(run)
     return run
@@ -30,7 +30,7 @@ def test_any_number_of_threads_gives_the_same(number: int, monkeypatch: pytest.M
     runs = []
     for cores in (1, 3):
         monkeypatch.setattr("solvers.loop.search.usable_cores", lambda cores=cores: cores)
-        runs.append(found_by_loop(drawn_problem(number), 120))
+        runs.append(run_loop(drawn_problem(number), 120))
     counts = [[(c.operator, c.proposed, c.accepted, c.improved) for c in run.operators.counts()] for run in runs]
     assert counts[0] == counts[1]
     assert runs[0].plan == runs[1].plan
@@ -40,7 +40,7 @@ def test_any_number_of_threads_gives_the_same(number: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_no_more_steps_than_there_are(steps: int) -> None:
     problem = drawn_problem(8)
-    run = found_by_loop(problem, steps)
+    run = run_loop(problem, steps)
     assert run.steps <= steps
     assert run.plan is not None
     assert not check(problem, run.plan)
@@ -55,7 +55,7 @@ def test_a_first_plan_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_steps_never_give_a_worse_plan_than_the_first() -> None:
-    run = found_by_loop(drawn_problem(13), 300)
+    run = run_loop(drawn_problem(13), 300)
     times = [point.step_time_s for point in run.trajectory]
     assert times == sorted(times, reverse=True)
     assert times[-1] < times[0]
@@ -87,7 +87,7 @@ def test_every_order_of_a_few_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "key"),
     [
         ({"walks": 0}, "walks"),
         ({"candidates": True}, "candidates"),
@@ -95,6 +95,6 @@ def test_every_order_of_a_few_devices() -> None:
         ({"finish": 1.0}, "finish"),
     ],
 )
-def test_values_out_of_range(changes: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=rf"solver\.{said}: .* is out of range"):
+def test_values_out_of_range(changes: dict[str, float], key: str) -> None:
+    with pytest.raises(InputError, match=rf"solver\.{key}: .* is out of range"):
         LoopSettings(**changes)  # type: ignore[arg-type]

@@ -73,41 +73,41 @@ def split_forms(plan: Plan) -> Iterator[Plan]:
     yield from (replace(plan, schedule=schedule) for schedule in late if plan.sharding.stage < LOCKSTEP)
 
 
-def met(problem: Problem, max_steps: int = STEPS) -> list[Met]:
+def price_met_plans(problem: Problem, max_steps: int = STEPS) -> list[Met]:
     """What split backwards take on the plans that the default meets where it may split."""
     problem = replace(problem, space=replace(problem.space, split_backward=True))
     pricer = PlanPricer(problem)
-    found = []
+    prices = []
     for plan in met_plans(problem, max_steps):
         (split,) = split_forms(plan)
         cost = pricer.price(split)
         assert cost.fits
         estimate = pricer.with_network(Estimate()).price(split)
-        found.append(Met(pricer.price(plan).step_time_s, cost.step_time_s, estimate.step_time_s))
-    return found
+        prices.append(Met(pricer.price(plan).step_time_s, cost.step_time_s, estimate.step_time_s))
+    return prices
 
 
 def correlation(plans: list[Met]) -> float:
     """The rank correlation of estimates and clock."""
-    return float(spearmanr([own.estimate_s for own in plans], [own.split_s for own in plans]).statistic)
+    return float(spearmanr([plan.estimate_s for plan in plans], [plan.split_s for plan in plans]).statistic)
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, PROBLEMS))
 def test_split_backwards_are_hardly_ever_behind_and_estimates_rank_them(name: str) -> None:
-    plans = met(PROBLEMS[name])
+    plans = price_met_plans(PROBLEMS[name])
     assert len(plans) > MOST_PLANS / 3
-    assert all(own.ratio < 1.02 for own in plans)
-    assert sum(own.ratio > 1 + SAME for own in plans) <= len(plans) / 20
+    assert all(plan.ratio < 1.02 for plan in plans)
+    assert sum(plan.ratio > 1 + SAME for plan in plans) <= len(plans) / 20
     assert correlation(plans) > LEAST_CORRELATION
 
 
 if __name__ == "__main__":
     every: list[Met] = []
     for label, problem in PROBLEMS.items():
-        own = met(problem)
-        ratios = sorted(plan.ratio for plan in own)
+        rows = price_met_plans(problem)
+        ratios = sorted(plan.ratio for plan in rows)
         longer = sum(ratio > 1 + SAME for ratio in ratios)
-        cells = f"{ratios[0]:.3f} | {median(ratios):.3f} | {ratios[-1]:.3f} | {longer} | {correlation(own):.2f}"
-        print(f"| {label} | {len(own)} | {cells} |", flush=True)
-        every += own
+        cells = f"{ratios[0]:.3f} | {median(ratios):.3f} | {ratios[-1]:.3f} | {longer} | {correlation(rows):.2f}"
+        print(f"| {label} | {len(rows)} | {cells} |", flush=True)
+        every += rows
     print(f"{len(every)} plans, median {median(plan.ratio for plan in every):.3f}")

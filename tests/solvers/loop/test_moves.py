@@ -24,14 +24,14 @@ def tally_of_moves(number: int) -> Any:
     tables = tables_of(PlanPricer(drawn_problem(number)))
     work, state = new_work(tables), new_state(tables)
     kit = new_kit(tables, state, Catalogue(tables, work).chains, number, 0)
-    own = Walk((new_state(tables), new_state(tables), new_state(tables)), kit, np.zeros(2))
+    walker = Walk((new_state(tables), new_state(tables), new_state(tables)), kit, np.zeros(2))
     for _ in range(4):
         for move in range(len(MOVES)):
-            own.begin_at(state, deal_out(tables, work, state, kit))
+            walker.begin_at(state, deal_out(tables, work, state, kit))
             weights = np.eye(len(MOVES))[move] + 0.2 * np.eye(len(MOVES))[LEAVE_IDLE]
             kit.odds[:] = np.cumsum(weights)
-            walk(tables, work, own.states, kit, 25, ANYTHING, own.objectives)
-            for each in own.states:
+            walk(tables, work, walker.states, kit, 25, ANYTHING, walker.objectives)
+            for each in walker.states:
                 check_devices(tables, each)
     return kit.tally
 

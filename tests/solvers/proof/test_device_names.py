@@ -24,13 +24,14 @@ from tests.solvers.proof.test_proof import SLOW, agrees, priced_plans
 ROUNDING = 1 + 1e-9
 
 
-def renamed(plan: Plan, to: dict[int, int]) -> Plan:
+def rename_devices(plan: Plan, to: dict[int, int]) -> Plan:
     """The plan with device `to[d]` in place of device d."""
     pipelines = []
     for pipeline in plan.pipelines:
         devices = [tuple(to.get(device, device) for device in stage.devices) for stage in pipeline.stages]
         stages = [
-            replace(stage, parallelism=TensorParallel(own)) for stage, own in zip(pipeline.stages, devices, strict=True)
+            replace(stage, parallelism=TensorParallel(stage_devices))
+            for stage, stage_devices in zip(pipeline.stages, devices, strict=True)
         ]
         pipelines.append(replace(pipeline, stages=tuple(stages)))
     return replace(plan, pipelines=tuple(pipelines))
@@ -44,11 +45,11 @@ def test_bounds_hold_under_any_names(drawn: tuple[PlanPricer, Plan, float], rng:
     to = dict[int, int]()
     for devices in pricer.problem.usable_by_machine.values():
         to |= dict(zip(devices, rng.sample(devices, len(devices)), strict=True))
-    other_s = pricer.price(renamed(plan, to)).step_time_s
+    other_s = pricer.price(rename_devices(plan, to)).step_time_s
     assert names.least_s(plan, cost) <= other_s * ROUNDING
     every = names.every(plan, 200)
     if every is not None:  # also those that change names which do not matter
-        priced = [pricer.price(one).step_time_s for one in every]
+        priced = [pricer.price(named_plan).step_time_s for named_plan in every]
         assert cost.step_time_s in priced
         assert min(priced) <= other_s * ROUNDING
 
@@ -69,6 +70,6 @@ def test_the_best_names_are_found(zero: str) -> None:
     assert agrees(problem)
     best, _ = best_plan(problem)
     assert best is not None
-    in_order = renamed(best, {0: 1, 1: 0})
+    in_order = rename_devices(best, {0: 1, 1: 0})
     pricer = PlanPricer(problem)
     assert pricer.price(in_order).step_time_s > 1.9 * pricer.price(best).step_time_s

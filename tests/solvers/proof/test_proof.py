@@ -50,7 +50,7 @@ def test_ends_are_those_of_the_cost_model(schedule: object, p: int, count: int, 
     ends_s = np.zeros(p)
     chain_ends(schedule == GPIPE, *times, *sends, p, count, ends_s)
     named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
-    expected = chain_ends_s(named, *(own.tolist() for own in (*times, *sends)), count)
+    expected = chain_ends_s(named, *(array.tolist() for array in (*times, *sends)), count)
     np.testing.assert_allclose(ends_s, expected, rtol=1e-12)
 
 
@@ -103,8 +103,8 @@ def holds_layer_bounds(search: PipelineSearch, around: Surroundings, usage: int,
     layers = [0] * len(tables.machines)
     for group, count in pipeline.stages:
         layers[tables.group_list[group][0]] += count
-    for m, (devices, own) in enumerate(zip(tables.usages.vectors[usage], layers, strict=True)):
-        assert own <= most[m, devices]
+    for m, (devices, num_layers) in enumerate(zip(tables.usages.vectors[usage], layers, strict=True)):
+        assert num_layers <= most[m, devices]
 
 
 def listed_pipeline(tables: ProofTables, lines: Lines, i: int) -> FoundPipeline:
@@ -141,16 +141,18 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
         assert search.can_process(around[usage], usage, pipeline.num_sequences, WHOLE)
         assert search.exact_most(around[usage], usage) >= pipeline.num_sequences
         listed = search.all_pipelines(around[usage], usage, pipeline.num_sequences, 20_000)
-        own = FoundPipeline(pipeline.micro_batch_size, stages_of(tables, pipeline), pipeline.num_micro_batches)
-        chosen.append(own)
+        found_pipeline = FoundPipeline(
+            pipeline.micro_batch_size, stages_of(tables, pipeline), pipeline.num_micro_batches
+        )
+        chosen.append(found_pipeline)
         for known in (anything, of_case, around[usage]):
-            holds_layer_bounds(search, known, usage, own)
+            holds_layer_bounds(search, known, usage, found_pipeline)
         assume(listed is not None)
         assert listed is not None
         lines = [listed_pipeline(tables, listed, i) for i in range(len(listed.size))]
-        assert max(x.num_micro_batches for x in lines if (x.size, x.stages) == (own.size, own.stages)) >= (
-            own.num_micro_batches
-        )
+        assert max(
+            x.num_micro_batches for x in lines if (x.size, x.stages) == (found_pipeline.size, found_pipeline.stages)
+        ) >= (found_pipeline.num_micro_batches)
         if usage not in (other for other, _ in lists):
             lists.append((usage, listed))
     run = Search("test", model.problem, STEPS, 0, model)
@@ -161,11 +163,13 @@ def test_every_level_lets_through_what_a_plan_does(drawn: tuple[PlanPricer, Plan
         COMBINE,
         2_000,
     )
-    wanted = sorted((one.size, one.stages, one.num_micro_batches) for one in chosen)
+    wanted = sorted((choice.size, choice.stages, choice.num_micro_batches) for choice in chosen)
     assert every is None or any(
         all(
             (a.size, a.stages) == b[:2] and a.num_micro_batches >= b[2]
-            for a, b in zip(sorted(together, key=lambda one: (one.size, one.stages)), wanted, strict=True)
+            for a, b in zip(
+                sorted(together, key=lambda candidate: (candidate.size, candidate.stages)), wanted, strict=True
+            )
         )
         for together in every
     )
@@ -192,9 +196,9 @@ def test_equal_machines_process_alike(usage: int, sharding: Sharding, rng: rando
     assert tables.representative(around, usage) == tables.representative(turned, other)
     search = PipelineSearch(tables, rng.uniform(0.25, 0.8))
     for count in range(1, 7):
-        own, rows = search.find(around, usage, 1, count, WHOLE, 5_000)
+        expected, rows = search.find(around, usage, 1, count, WHOLE, 5_000)
         answer, others = search.find(*tables.representative(around, usage), 1, count, WHOLE, 5_000)
-        assert (own, len(rows)) == (answer, len(others))
+        assert (expected, len(rows)) == (answer, len(others))
 
 
 def proof_of(run: Search, packings: type[Packings]) -> Proof:

@@ -28,7 +28,7 @@ ROUNDING = 1 - 1e-12
 RANDOMS = st.randoms(use_true_random=False)
 
 
-def drawn(rng: random.Random, p: int) -> tuple[list[float], list[float], list[float], list[float]]:
+def draw_times(rng: random.Random, p: int) -> tuple[list[float], list[float], list[float], list[float]]:
     """Forward and backward seconds of p stages, messages ahead and back; from fast to very slow networks."""
     slow = rng.choice((0.0, 0.2, 2.0))
     return (
@@ -42,7 +42,7 @@ def drawn(rng: random.Random, p: int) -> tuple[list[float], list[float], list[fl
 @given(st.integers(1, 7), st.integers(1, 30), RANDOMS)
 def test_cycles_of_messages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
     """p T ≥ M S: of the stage with (M − 1) mod p behind it, and so of the step."""
-    times = drawn(rng, p)
+    times = draw_times(rng, p)
     ends_s = chain_ends_s(ONE_F_ONE_B, *times, count)
     total_s = sum(map(sum, times))
     behind = (count - 1) % p
@@ -52,7 +52,7 @@ def test_cycles_of_messages_under_1f1b(p: int, count: int, rng: random.Random) -
 @given(st.integers(2, 7), st.integers(1, 30), RANDOMS)
 def test_cycles_of_the_first_stages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
     """c T ≥ (M − ρ) L of the first c stages, whose sum is L, with ρ behind: one of them ends no earlier."""
-    forward_s, backward_s, ahead_s, back_s = drawn(rng, p)
+    forward_s, backward_s, ahead_s, back_s = draw_times(rng, p)
     ends_s = chain_ends_s(ONE_F_ONE_B, forward_s, backward_s, ahead_s, back_s, count)
     for c in range(1, p):
         own_s = sum(forward_s[:c]) + sum(backward_s[:c]) + sum(ahead_s[: c - 1]) + sum(back_s[: c - 1])
@@ -64,7 +64,7 @@ def test_cycles_of_the_first_stages_under_1f1b(p: int, count: int, rng: random.R
 def test_rounds_of_one_stage(schedule: object, p: int, count: int, rng: random.Random) -> None:
     """The first stage ends no earlier than S + (M − 1 − w) t + w b of any stage; w = min(r, M − 1), 0 under GPipe."""
     gpipe = schedule == GPIPE
-    times = drawn(rng, p)
+    times = draw_times(rng, p)
     ends_s = chain_ends_s(GPIPE if gpipe else ONE_F_ONE_B, *times, count)
     for s, (forward_s, backward_s) in enumerate(zip(times[0], times[1], strict=True)):
         w = 0 if gpipe else min(p - 1 - s, count - 1)
@@ -78,7 +78,7 @@ def test_rounds_of_one_stage(schedule: object, p: int, count: int, rng: random.R
 def test_rounds_of_two_stages_under_1f1b(p: int, count: int, rng: random.Random) -> None:
     """The first stage ends no earlier than S + (M − 1 − w) t + w b + ⌊(M − 1 − r)/2⌋ (hops + t' − t) of any stage that
     is followed by one of t'."""
-    times = drawn(rng, p)
+    times = draw_times(rng, p)
     forward_s, backward_s, ahead_s, back_s = times
     ends_s = chain_ends_s(ONE_F_ONE_B, *times, count)
     for s in range(p - 1):
@@ -95,12 +95,12 @@ def test_rounds_of_two_stages_under_1f1b(p: int, count: int, rng: random.Random)
 def test_closed_forms_end_no_later(schedule: object, p: int, count: int, rng: random.Random) -> None:
     """Nor does the first stage end before the way and what any stage adds to it; a single stage's bound is exact."""
     named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
-    times = drawn(rng, p)
+    times = draw_times(rng, p)
     ends_s, least_s = chain_ends_s(named, *times, count), np.zeros(p)
-    arrays = [np.array(own, float) for own in times]
+    arrays = [np.array(seconds, float) for seconds in times]
     way_s, most_s = least_ends(named == GPIPE, *arrays, p, count, least_s)
     assert way_s == pytest.approx(sum(map(sum, times)))
-    assert all(least * ROUNDING <= own for least, own in zip(least_s, ends_s, strict=True))
+    assert all(least * ROUNDING <= end_s for least, end_s in zip(least_s, ends_s, strict=True))
     assert (way_s + most_s) * ROUNDING <= ends_s[0]
     if p == 1:
         assert least_s[0] == pytest.approx(ends_s[0])
@@ -111,7 +111,7 @@ def test_closed_forms_end_no_later(schedule: object, p: int, count: int, rng: ra
 def test_a_suffix_alone_ends_no_later(schedule: object, p: int, count: int, rng: random.Random) -> None:
     """Stages of the last c as a pipeline of their own, later by the forwards before; the step by the whole prefix."""
     named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
-    forward_s, backward_s, ahead_s, back_s = drawn(rng, p)
+    forward_s, backward_s, ahead_s, back_s = draw_times(rng, p)
     ends_s = chain_ends_s(named, forward_s, backward_s, ahead_s, back_s, count)
     for first in range(1, p):
         own_s = chain_ends_s(named, forward_s[first:], backward_s[first:], ahead_s[first:], back_s[first:], count)
@@ -129,7 +129,7 @@ def test_pipelines_that_share_the_network_end_no_earlier_than_alone(
     interface_s = np.array([rng.uniform(0.0, 1.0) for _ in range(3)])
     latency_s, placed, bounds = 0.01, [], list[tuple[tuple[float, ...], float]]()
     for _ in range(num_lines):
-        forward_s, backward_s, *_ = drawn(rng, p)
+        forward_s, backward_s, *_ = draw_times(rng, p)
         machines = [rng.randrange(3) for _ in range(p)]
         shapes, resources, alone_s = [], list[int](), []
         for way in (list(pairwise(machines)), [(b, a) for a, b in pairwise(machines)]):
@@ -156,10 +156,10 @@ def test_every_partition_is_of_one_case(most: list[int], count: int, rng: random
     usages = Usages(most, list(range(len(most))))
     parts = [rng.randrange(1, usages.size) for _ in range(count)]
     vectors = usages.vectors[parts]
-    own = case_of(vectors)
-    assert [case for case in cases(usages) if case == own] == [own]
-    assert allowed(own, vectors).all()
-    for m, use in enumerate(own):
+    parts_case = case_of(vectors)
+    assert [case for case in cases(usages) if case == parts_case] == [parts_case]
+    assert allowed(parts_case, vectors).all()
+    for m, use in enumerate(parts_case):
         used = (vectors[:, m] > 0).sum()
         wholly = any(row[m] > 0 and row.sum() == row[m] for row in vectors)
         assert {Use.NONE: used == 0, Use.ALL: used == count, Use.SOME: 0 < used < count and not wholly}.get(
@@ -202,7 +202,7 @@ def test_partitions_of_all_cases_are_all_partitions(packings: type[Packings]) ->
             fits = (usages.vectors[list(parts)].sum(axis=0) <= usages.most).all()
             if fits and sequences[list(parts)].min() > 0 and sequences[list(parts)].sum() >= 6:
                 expected.add(usages.canonical(parts))
-    found = [
+    partitions = [
         usages.canonical(parts)
         for case in cases(usages)
         for k in range(2, 6)
@@ -210,8 +210,8 @@ def test_partitions_of_all_cases_are_all_partitions(packings: type[Packings]) ->
             k, case, lambda: None
         )
     ]
-    assert len(found) == len(set(found)) > 20
-    assert set(found) == expected
+    assert len(partitions) == len(set(partitions)) > 20
+    assert set(partitions) == expected
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), RANDOMS)
@@ -227,15 +227,15 @@ def test_usages_that_stand_for_others(uses: list[int], rng: random.Random) -> No
     """Those of machines that are equal and of one use in any order, and no others."""
     kinds = ["a", "a", "b", "a"]
     usages = Usages([2, 2, 2, 2], kinds)
-    found = usages.representatives(uses)
+    representatives = usages.representatives(uses)
 
-    def told_apart(vector: list[int]) -> list[tuple[str, int, int]]:
+    def signature(vector: list[int]) -> list[tuple[str, int, int]]:
         return sorted(zip(kinds, uses, vector, strict=True))
 
     for w in rng.sample(range(usages.size), 20):
-        same = [told_apart(other) == told_apart(usages.vectors[w].tolist()) for other in usages.vectors.tolist()]
-        assert (found == found[w]).tolist() == same
-        assert same[found[w]]
+        same = [signature(other) == signature(usages.vectors[w].tolist()) for other in usages.vectors.tolist()]
+        assert (representatives == representatives[w]).tolist() == same
+        assert same[representatives[w]]
 
 
 @pytest.mark.parametrize("per_machine", [False, True])
@@ -249,11 +249,11 @@ def test_rings_of_the_first_pipelines_take_no_longer(
     units = rng.uniform(0.0, 2.0), rng.uniform(0.0, 2.0), rng.choice((0.0, 1.5))
     seconds = JointSeconds(none, False, none, none, none, none, none, nic, *units, 1.0, none, per_machine, 1.0)
     machines = np.array([[rng.randrange(num_machines) for _ in range(layers)] for _ in range(count)])
-    found = []
+    times = []
     for missing in (0, rng.randrange(1, count)):
         ring_s, inside = np.zeros(layers + 1), np.zeros((layers + 1, num_machines))
         ring_seconds(machines[: count - missing], missing, seconds, ring_s, inside)
-        found.append((ring_s, inside))
-    (ring_s, inside), (first_s, first_inside) = found
+        times.append((ring_s, inside))
+    (ring_s, inside), (first_s, first_inside) = times
     assert (first_s <= ring_s + 1e-12).all()
     assert (first_inside <= inside + 1e-12).all()

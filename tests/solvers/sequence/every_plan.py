@@ -26,8 +26,8 @@ def layouts(problem: Problem, devices: Sequence[int], resolution: int) -> Iterat
         for held in product(*(list(parts(heads, n)) for n in size)):
             ends = [sum(size[:k]) for k in range(len(size) + 1)]
             groups = tuple(
-                SequenceGroup(row[a:b], tuple(quantum * n for n in tokens[a:b]), own)
-                for a, b, own in zip(ends, ends[1:], held, strict=False)
+                SequenceGroup(row[a:b], tuple(quantum * n for n in tokens[a:b]), group_heads)
+                for a, b, group_heads in zip(ends, ends[1:], held, strict=False)
             )
             for order in ("contiguous", "zigzag"):
                 yield SequenceParallel(groups, order)
@@ -56,11 +56,11 @@ def plans(problem: Problem, resolution: int) -> Iterator[Plan]:
                 each = [
                     [
                         Pipeline((Stage(layout, layers, (policy,)),), share // size, size)
-                        for layout in layouts(problem, own, resolution)
+                        for layout in layouts(problem, devices, resolution)
                         for policy in recompute_policies(problem.workload)
                         for size in own_sizes
                     ]
-                    for own, share, own_sizes in zip(sets, shares, sizes, strict=True)
+                    for devices, share, own_sizes in zip(sets, shares, sizes, strict=True)
                 ]
                 for pipelines, sharding in product(product(*each), shardings):
                     yield Plan(pipelines, ONE_F_ONE_B, sharding)

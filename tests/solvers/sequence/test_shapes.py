@@ -34,7 +34,7 @@ from tests.solvers.sequence.small_layouts import task
 PROBLEM = task(("fast", 4), ("slow", 4), ("slow", 4), batch=6, seq_len=16384)
 
 
-def used_once(problem: Problem, shape: SequenceShape) -> bool:
+def uses_once(problem: Problem, shape: SequenceShape) -> bool:
     devices = [d for line in shape.pipelines for seat in line for d in seat]
     return len(set(devices)) == len(devices) and set(devices) <= set(problem.usable_devices)
 
@@ -46,13 +46,13 @@ def test_hand_made_shapes_are_shapes(space: Space, zero: int) -> None:
     ranked = SequenceStarts(problem, SequenceEstimates(PlanPricer(problem), zero)).rank(lambda: True)
     assert [estimated.step_s for estimated in ranked] == sorted(estimated.step_s for estimated in ranked)
     shapes = [estimated.shape() for estimated in ranked]
-    assert all(used_once(problem, shape) for shape in shapes)
-    for number, kept in (
+    assert all(uses_once(problem, shape) for shape in shapes)
+    for number, numbers_of in (
         ("num_pipelines", lambda s: {len(s.pipelines)}),
         ("num_stages", lambda s: set(map(len, s.pipelines))),
     ):
         asked = getattr(space, number)
-        assert asked is None or all(kept(shape) == {asked} for shape in shapes)
+        assert asked is None or all(numbers_of(shape) == {asked} for shape in shapes)
     if zero == 1:
         assert ranked
         uneven = {len(set(map(len, shape.pipelines))) > 1 for shape in shapes}
@@ -67,15 +67,17 @@ def test_moves_give_shapes_that_obey_the_space() -> None:
     for _ in range(300):
         drawn = proposals.draw(shape, rng)
         assert drawn is not None
-        found = drawn[1]
-        assert used_once(problem, found)
-        assert all(seat == tuple(sorted(seat)) and seat for line in found.pipelines for seat in line)
-        assert len(found.pipelines) * found.size <= problem.workload.global_batch
-        shape = found
-        seen.add(found)
+        next_shape = drawn[1]
+        assert uses_once(problem, next_shape)
+        assert all(seat == tuple(sorted(seat)) and seat for line in next_shape.pipelines for seat in line)
+        assert len(next_shape.pipelines) * next_shape.size <= problem.workload.global_batch
+        shape = next_shape
+        seen.add(next_shape)
     assert len(seen) > 200
-    assert {own.operator for own in statistics.counts() if own.valid} == {own.name for own in SHAPE_OPERATORS}
-    assert len({tuple(map(len, one.pipelines)) for one in seen}) > 10
+    assert {count.operator for count in statistics.counts() if count.valid} == {
+        operator.name for operator in SHAPE_OPERATORS
+    }
+    assert len({tuple(map(len, seen_shape.pipelines)) for seen_shape in seen}) > 10
 
 
 @pytest.mark.parametrize("tensor", [False, True])
@@ -129,18 +131,18 @@ def recompute_table(
 def test_mixtures_of_two_policies_are_the_best_that_fit(
     rich_s: float, factor: float, base: tuple[float, float], each: float, less: float, limit: float
 ) -> None:
-    found = recompute_table((rich_s, rich_s * factor), base, (each, each * less), limit, 6)
+    table = recompute_table((rich_s, rich_s * factor), base, (each, each * less), limit, 6)
     for n in range(1, 7):
         fitting = [
             x * rich_s + (n - x) * rich_s * factor + 0.5
             for x in range(n + 1)
             if max([base[0]] * (x > 0) + [base[1]] * (x < n)) + x * each + (n - x) * each * less <= limit * (1 - 1e-7)
         ]
-        ours = found.seconds[n - 1]
+        ours = table.seconds[n - 1]
         if fitting:
             assert ours <= min(fitting) * (1 + 1e-9)
         if np.isfinite(ours):
-            policies = found.options().recompute(n)
+            policies = table.options().recompute(n)
             assert len(policies) in (1, n)
             whole = policies * n if len(policies) == 1 else policies
             x = whole.count("0")
@@ -168,7 +170,7 @@ def test_layers_are_dealt_as_well_as_in_all_ways(pipelines: list[list[tuple[floa
         ]
         for stages in pipelines
     ]
-    found = allocate_layers(ways, total)
+    layers = allocate_layers(ways, total)
     rooms = [min(room for _, room in place) for place in zip(*pipelines, strict=True)]
     speeds = [max(s for s, _ in place) for place in zip(*pipelines, strict=True)]
     all_counts = [
@@ -177,11 +179,11 @@ def test_layers_are_dealt_as_well_as_in_all_ways(pipelines: list[list[tuple[floa
         if sum(counts) == total and all(n <= room for n, room in zip(counts, rooms, strict=True))
     ]
     if not all_counts:
-        assert found is None
+        assert layers is None
         return
-    assert found is not None
-    assert sum(found) == total
-    slowest = max(n * s for n, s in zip(found, speeds, strict=True))
+    assert layers is not None
+    assert sum(layers) == total
+    slowest = max(n * s for n, s in zip(layers, speeds, strict=True))
     best = min(max(n * s for n, s in zip(counts, speeds, strict=True)) for counts in all_counts)
     assert slowest == pytest.approx(best, rel=1e-6)
 
@@ -233,7 +235,7 @@ def test_the_joint_search_is_as_good_as_its_parts_and_mixes_stages() -> None:
     alone = make_solver("hexiseq").solve(problem, steps)
     assert joint.best_s <= 1.01 * alone.objective
     shape = shape_of(joint.plan)
-    assert used_once(problem, shape)
+    assert uses_once(problem, shape)
     assert shape.size in problem.space.micro_batch_sizes(4)
 
 

@@ -69,7 +69,7 @@ class _Simulation:
                 group = self._group[event.place]
                 self._left[event.phase, group] -= 1
                 if not self._left[event.phase, group]:
-                    for place in [k for k, own in enumerate(self._group) if own == group]:
+                    for place in [k for k, other in enumerate(self._group) if other == group]:
                         self._enter(place, event.phase + 1, 0, now)
             else:
                 for place in {event.place, event.receiver}:

@@ -45,8 +45,8 @@ def test_a_layer_stores_what_gradients_need(targets: list[str], rank: int) -> No
     statistics = 4 * (2 + LLAMA.num_heads)  # of norms; log-sum-exp of attention
     activations = MemoryModel(LLAMA, lora_work(targets=targets, rank=rank), A100, 1, 1).activations
     assert activations.layer_bytes("none") == tokens * (2 * elements + statistics)
-    kept = elements - hidden * ("o" not in targets)  # selective recompute makes attention's output again
-    assert activations.layer_bytes("selective") == tokens * (2 * kept + 8)
+    stored = elements - hidden * ("o" not in targets)  # selective recompute makes attention's output again
+    assert activations.layer_bytes("selective") == tokens * (2 * stored + 8)
     assert activations.layer_bytes("full") == tokens * 2 * hidden
 
 
@@ -134,7 +134,7 @@ def test_adapters_alone_are_synchronised_and_stepped(zero: int) -> None:
         )
         return float((seconds - wait).sum())
 
-    one, two = (ring_s(lora_work(rank=rank)) for rank in (64, 128))
-    assert two == pytest.approx(2 * one)
+    rank_64_s, rank_128_s = (ring_s(lora_work(rank=rank)) for rank in (64, 128))
+    assert rank_128_s == pytest.approx(2 * rank_64_s)
     trained = Problem(CLUSTER, LLAMA, lora_work(rank=64)).parameters.num_trained_params
-    assert ring_s(FULL) / one == pytest.approx(2 * LLAMA.num_params / (4 * trained))
+    assert ring_s(FULL) / rank_64_s == pytest.approx(2 * LLAMA.num_params / (4 * trained))

@@ -21,16 +21,16 @@ RANKS = st.lists(st.lists(st.integers(0, 9), min_size=2, unique=True).map(lambda
 
 def test_groups_by_hand() -> None:
     """NVLink: 24 channels of 12 MiB of buffers, tables of 32. PCIe: 4 channels. GeForce keep buffers in host memory."""
-    found = Communicators(INSIDE)
-    assert found.tp_group_bytes(A100, 1) == 0
-    assert found.tp_group_bytes(A100, 8) == (4 + 32 * 6 + 24 * 12) * MIB
-    assert found.tp_group_bytes(V100, 8) == (4 + 16 * 6 + 12 * 12) * MIB
-    assert found.tp_group_bytes(A100_PCIE, 2) == (4 + 4 * 6 + 4 * 12) * MIB
-    assert found.tp_group_bytes(RTX_4090, 2) == (4 + 4 * 6) * MIB
+    communicators = Communicators(INSIDE)
+    assert communicators.tp_group_bytes(A100, 1) == 0
+    assert communicators.tp_group_bytes(A100, 8) == (4 + 32 * 6 + 24 * 12) * MIB
+    assert communicators.tp_group_bytes(V100, 8) == (4 + 16 * 6 + 12 * 12) * MIB
+    assert communicators.tp_group_bytes(A100_PCIE, 2) == (4 + 4 * 6 + 4 * 12) * MIB
+    assert communicators.tp_group_bytes(RTX_4090, 2) == (4 + 4 * 6) * MIB
     # An all-to-all connects a device with the seven others; beside it the ring of all groups.
-    assert found.layout_bytes(A100, 8, 1) == (4 + 8 * 6 + 8 * 7 * 12) * MIB
-    assert found.layout_bytes(A100, 8, 2) == (4 + 8 * 6 + 8 * 7 * 12 + 4 + 8 * 6 + 8 * 12) * MIB
-    assert found.layout_bytes(A100, 1, 2) == (4 + 8 * 6 + 8 * 12) * MIB
+    assert communicators.layout_bytes(A100, 8, 1) == (4 + 8 * 6 + 8 * 7 * 12) * MIB
+    assert communicators.layout_bytes(A100, 8, 2) == (4 + 8 * 6 + 8 * 7 * 12 + 4 + 8 * 6 + 8 * 12) * MIB
+    assert communicators.layout_bytes(A100, 1, 2) == (4 + 8 * 6 + 8 * 12) * MIB
 
 
 def test_every_device_has_room_for_the_groups_of_most_plans() -> None:
@@ -44,18 +44,18 @@ def test_every_device_has_room_for_the_groups_of_most_plans() -> None:
 
 
 def test_groups_beyond_the_reserved_ones_are_counted() -> None:
-    found = Communicators(BETWEEN)
-    reserved = found.least_bytes(A100, 1)
-    assert found.total_bytes(A100, 0.0, RESERVED_GROUPS, RESERVED_GROUPS) == reserved
-    assert found.total_bytes(A100, 0.0, RESERVED_GROUPS + 1) == reserved + (4 + 2 * (6 + 20)) * MIB
-    assert found.total_bytes(A100, 0.0, 0, RESERVED_GROUPS + 3) == reserved + 3 * (4 + 2 * (6 + 6)) * MIB
+    communicators = Communicators(BETWEEN)
+    reserved = communicators.least_bytes(A100, 1)
+    assert communicators.total_bytes(A100, 0.0, RESERVED_GROUPS, RESERVED_GROUPS) == reserved
+    assert communicators.total_bytes(A100, 0.0, RESERVED_GROUPS + 1) == reserved + (4 + 2 * (6 + 20)) * MIB
+    assert communicators.total_bytes(A100, 0.0, 0, RESERVED_GROUPS + 3) == reserved + 3 * (4 + 2 * (6 + 6)) * MIB
 
 
 def test_channels_are_shared() -> None:
     layouts, pairs = [(0, 1, 2, 3)], [(0, 4), (4, 0)]
-    found = Channels.of(layouts, [(0, 4)], pairs)
-    assert found.groups == {(0, 1, 2, 3): 8, (0, 4): 16}
-    assert found.pairs == dict.fromkeys(pairs, 4)
+    channels = Channels.of(layouts, [(0, 4)], pairs)
+    assert channels.groups == {(0, 1, 2, 3): 8, (0, 4): 16}
+    assert channels.pairs == dict.fromkeys(pairs, 4)
     many = [(0, k) for k in range(1, 6)]
     assert Channels.of((), [*many, (6, 7)], ()).groups == dict.fromkeys(many, 2) | {(6, 7): 16}
 
@@ -75,8 +75,8 @@ def test_a_rank_in_no_more_groups_than_are_reserved_shares_sixteen_channels(grou
 @pytest.mark.parametrize("num_groups", range(1, 21))
 def test_what_a_device_holds_is_within_what_is_counted(num_groups: int) -> None:
     """Of groups that share their channels with no others: a communicator's own bytes, tables and buffers, added up."""
-    found = Communicators(BETWEEN)
+    communicators = Communicators(BETWEEN)
     channels = Channels.of((), [(0, k) for k in range(1, num_groups + 1)], ()).groups.values()
-    own = sum(4 + each * (6 + 20) for each in channels) * MIB
+    held_bytes = sum(4 + each * (6 + 20) for each in channels) * MIB
     world, pairs = (4 + 6 + 20) * MIB, 8 * (4 + 2 * (6 + 6)) * MIB
-    assert own <= found.total_bytes(A100, 0.0, num_groups) - world - pairs
+    assert held_bytes <= communicators.total_bytes(A100, 0.0, num_groups) - world - pairs

@@ -183,7 +183,7 @@ def test_chunks_cost_as_sequences_of_their_own(gpu: Gpu) -> None:
     assert of_chunks.attention_s == pytest.approx(expected.attention_s)
 
 
-def slowed(gpu: Gpu) -> Gpu:
+def slow_down(gpu: Gpu) -> Gpu:
     return replace(gpu, flops_bf16=(gpu.flops_bf16 or 0) / 2, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2)
 
 
@@ -194,7 +194,7 @@ def test_more_work_and_slower_hardware_take_longer(model: ModelSpec, tp: int, si
         times = function(what, WORK, A100, tp, size)
         for other in (
             function(what, WORK, A100, tp, 2 * size),
-            function(what, WORK, slowed(A100), tp, size),
+            function(what, WORK, slow_down(A100), tp, size),
             function(what, replace(WORK, precision="fp32"), A100, tp, size),
         ):
             assert other.forward_s >= times.forward_s

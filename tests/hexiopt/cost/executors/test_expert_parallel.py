@@ -58,10 +58,12 @@ def test_even_shares_cost_what_a_cell_costs(devices: tuple[int, ...], degree: in
     pricer, count = PlanPricer(Problem(SAME, EQUAL, WORK, FREE)), len(devices)
     rows = [(devices[at : at + degree], 8 * degree // count, [16 // count] * degree) for at in range(0, count, degree)]
     cell, shares = one_stage(TensorParallel(devices, degree=degree), 8, zero), one_stage(replicas(*rows), 8, zero)
-    one, other = pricer.price(cell), pricer.price(shares)
-    assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-9)
+    cell_cost, shares_cost = pricer.price(cell), pricer.price(shares)
+    assert shares_cost.step_time_s == pytest.approx(cell_cost.step_time_s, rel=1e-9)
     for copy, like in zip(
-        other.pipelines[0].stages[0].executors[0].copies, one.pipelines[0].stages[0].executors[0].copies, strict=True
+        shares_cost.pipelines[0].stages[0].executors[0].copies,
+        cell_cost.pipelines[0].stages[0].executors[0].copies,
+        strict=True,
     ):
         assert copy.memory.total == pytest.approx(like.memory.total, rel=1e-12)
         assert copy.num_params == like.num_params
@@ -320,10 +322,12 @@ def test_waves_hide_exchanges_and_experts_elsewhere() -> None:
     """Where exchanges are long, halves that alternate are faster though each computes less at once."""
     problem = Problem(MIXED_CLUSTER, EQUAL, replace(WORK, seq_len=4096), FREE)
     rows = [((0,), 4, (8,)), ((4,), 4, (8,))]
-    one, two = replicas(*rows), replace(replicas(*rows), waves=2)
+    one_wave, two_waves = replicas(*rows), replace(replicas(*rows), waves=2)
     stages = PlanPricer(problem).stages
-    assert sum(stages.expert_stage(two).layer_s(0, "none")) < sum(stages.expert_stage(one).layer_s(0, "none"))
-    plans = [one_stage(group, 8) for group in (one, two)]
+    assert sum(stages.expert_stage(two_waves).layer_s(0, "none")) < sum(
+        stages.expert_stage(one_wave).layer_s(0, "none")
+    )
+    plans = [one_stage(group, 8) for group in (one_wave, two_waves)]
     costs = [PlanPricer(problem).price(plan) for plan in plans]
     assert costs[1].step_time_s < costs[0].step_time_s
     shown = breakdown(PlanPricer(problem), plans[1], costs[1])

@@ -158,9 +158,9 @@ def test_recompute_stores_less(model, workload, gpu, tp, size, layers, held, las
     assert none >= selective >= full > 0
     # Recomputing a layer needs no more than having stored it.
     for policy in RECOMPUTE_POLICIES:
-        kept, working = memory.layer_activation_bytes(policy), memory.recompute_working_set_bytes(policy)
+        stored, working = memory.layer_activation_bytes(policy), memory.recompute_working_set_bytes(policy)
         assert working >= 0
-        assert kept + working <= none * (1 + 1e-12)
+        assert stored + working <= none * (1 + 1e-12)
     stages = [memory.stage(layers, False, last, policy, holding(held)).total for policy in RECOMPUTE_POLICIES]
     assert stages[0] >= stages[1] * (1 - 1e-12) >= stages[2] * (1 - 1e-12) ** 2
     more = memory.stage(layers, False, last, "none", holding(held + 1))
@@ -257,8 +257,8 @@ def test_max_layers_is_the_largest_that_fits(  # type: ignore[no-untyped-def]
     at = (first, last, policy, held, shards)
     limit = memory.stage(layers, *at).total + nudge
     scan = max((n for n in range(200) if memory.stage(n, *at).total <= limit), default=-1)
-    found = memory.max_layers(limit, *at)
-    assert found == scan or (scan == -1 and found < 0)
+    max_layers = memory.max_layers(limit, *at)
+    assert max_layers == scan or (scan == -1 and max_layers < 0)
 
 
 @given(
@@ -278,13 +278,13 @@ def test_least_lean_is_the_fewest_that_fit(  # type: ignore[no-untyped-def]
     """Against a scan, with limits just below and above what some number of leaner layers takes."""
     memory, (faster, smaller) = MemoryModel(model, workload, gpu, tp, size), pair
 
-    def needed(n: int, k: int) -> float:
+    def needed_bytes(n: int, k: int) -> float:
         return memory.stage_of_layers((smaller,) * k + (faster,) * (n - k), first, last, held, shards).total
 
-    limit = needed(layers, min(num_smaller, layers)) + nudge
+    limit = needed_bytes(layers, min(num_smaller, layers)) + nudge
     counts = range(max(1, layers - 1), layers + 2)
-    found = memory.min_recompute_layers(limit, counts, first, last, smaller, faster, held, shards)
+    fewest = memory.min_recompute_layers(limit, counts, first, last, smaller, faster, held, shards)
     saves = memory.layer_activation_bytes(faster) > memory.layer_activation_bytes(smaller)
-    for n, said in zip(counts, found, strict=True):
-        fitting = (k for k in range(1, n) if needed(n, k) <= limit)
-        assert min(said, n) == (next(fitting, n) if saves else n)
+    for n, num_leaner in zip(counts, fewest, strict=True):
+        fitting = (k for k in range(1, n) if needed_bytes(n, k) <= limit)
+        assert min(num_leaner, n) == (next(fitting, n) if saves else n)

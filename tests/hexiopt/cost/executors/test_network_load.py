@@ -26,8 +26,8 @@ def test_many_at_once_take_what_each_takes(case: tuple[Cluster, Transfers]) -> N
     cluster, transfers = case
     load, crossings = load_of(cluster.network, transfers, receivers=True)
     each = [max(load[resource] for resource, _ in crossed) + latency_s for latency_s, crossed in crossings]
-    senders, receivers = (np.array([one[k] for one in transfers]) for k in (0, 1))
-    links, num_bytes = LinkLoads.of(cluster, senders, receivers), np.array([[one[2] for one in transfers]])
+    senders, receivers = (np.array([transfer[k] for transfer in transfers]) for k in (0, 1))
+    links, num_bytes = LinkLoads.of(cluster, senders, receivers), np.array([[transfer[2] for transfer in transfers]])
     assert links.seconds(num_bytes)[0] == pytest.approx(each, rel=1e-12)
 
 

@@ -59,7 +59,7 @@ TWO = cluster(
 
 
 @st.composite
-def staged(draw: st.DrawFn) -> tuple[Problem, SequenceParallel, int]:
+def layout_cases(draw: st.DrawFn) -> tuple[Problem, SequenceParallel, int]:
     """A problem, a layout of some of its devices in any order, and a micro-batch size."""
     problem = draw(problems().filter(lambda p: p.workload.seq_len >= 16))
     devices = draw(st.permutations(range(problem.cluster.num_devices)))
@@ -91,7 +91,7 @@ def test_one_device_takes_what_tp_1_takes(problem: Problem, size: int, zero: int
 
 
 @settings(max_examples=30, deadline=None)
-@given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES))
+@given(case=layout_cases(), policy=st.sampled_from(RECOMPUTE_POLICIES))
 def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, SequenceParallel, int], policy: str) -> None:
     problem, layout, size = case
     stage = PlanPricer(problem).stages.sequence_stage(layout, size)
@@ -107,7 +107,7 @@ def test_the_simulation_ends_when_the_recurrence_says(case: tuple[Problem, Seque
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=staged())
+@given(case=layout_cases())
 def test_events_of_a_device_do_not_overlap_and_messages_wait(case: tuple[Problem, SequenceParallel, int]) -> None:
     problem, layout, size = case
     stage = PlanPricer(problem).stages.sequence_stage(layout, size)
@@ -173,7 +173,7 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
             for (backward, step, a, b), num_bytes in sent.items():
                 of_device[backward, step, a] += num_bytes
                 into[backward, step, b] += num_bytes
-            found = {
+            seconds = {
                 (event.step, layout.devices[event.place], layout.devices[event.receiver]): event.end_s - event.start_s
                 for event in simulate_layer(stage, phases)
                 if event.kind == "ring"
@@ -183,7 +183,7 @@ def test_rings_carry_the_keys_that_are_needed_and_gradients_all_the_way() -> Non
                 for (backward, step, a, b) in sent
                 if backward == back
             }
-            assert found == pytest.approx(expected, rel=1e-9)
+            assert seconds == pytest.approx(expected, rel=1e-9)
 
 
 def _next(groups: tuple[SequenceGroup, ...], ring: object, sender: int) -> int:
@@ -259,7 +259,7 @@ def test_attention_counts_every_pair_once() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=staged(), policy=st.sampled_from(RECOMPUTE_POLICIES), held=st.integers(1, 4))
+@given(case=layout_cases(), policy=st.sampled_from(RECOMPUTE_POLICIES), held=st.integers(1, 4))
 def test_memory_counts_own_tokens_and_own_heads(
     case: tuple[Problem, SequenceParallel, int], policy: str, held: int
 ) -> None:
@@ -275,14 +275,14 @@ def test_memory_counts_own_tokens_and_own_heads(
     places = [(g, k) for g, group in enumerate(layout.groups) for k in range(len(group.devices))]
     for (g, k), heads, few, many in zip(places, ranges, memory(1), memory(2), strict=True):
         group = layout.groups[g]
-        own, together = size * group.tokens[k], size * sum(group.tokens)
+        tokens, together = size * group.tokens[k], size * sum(group.tokens)
         kv = kv_range(heads, model.num_heads, model.num_kv_heads)
         q_size, kv_size = (heads[1] - heads[0]) * model.head_dim, (kv[1] - kv[0]) * model.head_dim
         if policy == "full":
-            expected = own * width * model.hidden_size
+            expected = tokens * width * model.hidden_size
         else:
             inner = (3 if model.gated_mlp else 2) * model.ffn_size
-            expected = own * (2 * (2 * model.hidden_size * width + statistics) + width * (inner + model.q_size))
+            expected = tokens * (2 * (2 * model.hidden_size * width + statistics) + width * (inner + model.q_size))
             expected += together * width * 2 * kv_size + together * width * q_size
         if policy == "none":
             continue
@@ -299,11 +299,11 @@ def test_memory_counts_own_tokens_and_own_heads(
     )
 )
 def test_what_does_not_fit_is_refused(case: tuple[tuple[int, ...], tuple[int, ...], str]) -> None:
-    heads, tokens, said = case
+    heads, tokens, message = case
     groups = tuple(
         SequenceGroup((d,), (t + (d == 0) * (len(heads) == 2),), (h,))
         for d, (t, h) in enumerate(zip(tokens, heads, strict=True))
     )
     problem = Problem(TWO, MODEL, Workload(seq_len=64, precision="fp16"), Space(sequence=True))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         PlanPricer(problem).stages.sequence_stage(SequenceParallel(groups), 1)

@@ -19,8 +19,8 @@ OPTIONS = LaunchOptions(folder="/plan", image="example/train:1")
 
 
 def jobs(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(text)["spec"]["replicatedJobs"]
-    return found
+    job_list: list[dict[str, Any]] = yaml.safe_load(text)["spec"]["replicatedJobs"]
+    return job_list
 
 
 def test_each_group_of_machines_is_a_replicated_job() -> None:
@@ -73,8 +73,8 @@ def test_groups_cover_all_agents_once() -> None:
         order = tuple(rng.sample(range(20), rng.randint(1, 20)))
         stages = tuple(Stage.of((d,), s, s + 1) for s, d in enumerate(order))
         rows = rank_rows(MIXED, Plan((Pipeline(stages, 4),)), order)
-        groups, own = pod_groups(MIXED, rows), agents(rows)
+        groups, all_agents = pod_groups(MIXED, rows), agents(rows)
         nodes = [group.first_node + k for group in groups for k in range(group.num_nodes)]
-        assert nodes == list(range(len(own)))
+        assert nodes == list(range(len(all_agents)))
         sizes = [group.num_gpus for group in groups for _ in range(group.num_nodes)]
-        assert sizes == [agent.num_processes for agent in own]
+        assert sizes == [agent.num_processes for agent in all_agents]

@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(folder: Path, script: str, nodes: str = "") -> list[str]:
+def run_script(folder: Path, script: str, nodes: str = "") -> list[str]:
     """The lines that the stubs wrote while a batch script ran."""
     log = folder / "log"
     env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "LOG": str(log), "NODES": nodes}
@@ -84,21 +84,21 @@ def test_a_component_for_each_run_of_like_machines(folder: Path) -> None:
     text = (folder / FILE).read_text()
     blocks = text.split("#SBATCH hetjob")
     asked = [dict(re.findall(r"--([\w-]+)=(\S+)", block)) for block in blocks]
-    assert [(own["nodes"], own["nodelist"], own["gpus-per-node"]) for own in asked] == [
+    assert [(options["nodes"], options["nodelist"], options["gpus-per-node"]) for options in asked] == [
         ("1", "a", "gtx:4"),
         ("2", "d-0,d-1", "a800_80gb_sxm:8"),
     ]
-    assert sum(int(own["nodes"]) for own in asked) == len({row.machine for row in ROWS})
+    assert sum(int(options["nodes"]) for options in asked) == len({row.machine for row in ROWS})
     assert components(MIXED, ROWS)[1] == ("a800_80gb_sxm", 8, ["d-0", "d-1"])
 
 
 def test_every_node_starts_its_ranks(folder: Path) -> None:
-    step, *lines = ran(folder, FILE, "d-1 a d-0")
+    step, *lines = run_script(folder, FILE, "d-1 a d-0")
     assert step.startswith("srun --het-group=0,1 ")
-    found = sorted(
+    launches = sorted(
         re.match(r"torchrun (\S+) .*--node-rank=(\d) --nproc-per-node=(\d) .* (\S+)$", x).groups() for x in lines
     )  # type: ignore[union-attr]
-    assert found == [
+    assert launches == [
         ("0,1,2,3", "0", "4", "more=1"),
         ("0,1,2,3,4,5,6,7", "1", "8", "more=1"),
         ("0,1,2,3,4,5,6,7", "2", "8", "more=1"),
@@ -107,7 +107,7 @@ def test_every_node_starts_its_ranks(folder: Path) -> None:
 
 def test_a_hostfile_pins_every_rank(folder: Path) -> None:
     assert (folder / HOSTS).read_text().split() == [row.machine for row in ROWS]
-    step, *lines = ran(folder, ARBITRARY)
+    step, *lines = run_script(folder, ARBITRARY)
     assert step.startswith("srun --distribution=arbitrary --ntasks=20 ")
     assert lines == [f"python {row.cuda_index} rank={row.rank} local=0 train.py --x more=1" for row in ROWS]
 

@@ -33,14 +33,14 @@ dist.destroy_process_group()
 
 def stages(*groups: Sequence[int]) -> Plan:
     """A chain of stages of one layer each."""
-    own = tuple(Stage.of(tuple(group), s, s + 1) for s, group in enumerate(groups))
-    return Plan((Pipeline(own, 4),))
+    chain = tuple(Stage.of(tuple(group), s, s + 1) for s, group in enumerate(groups))
+    return Plan((Pipeline(chain, 4),))
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def machines_of(folder: Path) -> list[str]:
@@ -53,7 +53,7 @@ def start_all(folder: Path, machines: Sequence[str], *more: str, env: dict[str, 
     tools = str(Path(sys.executable).parent)
     path = f"{tools}:{os.environ['PATH']}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path} | (env or {})
-    own = [
+    processes = [
         subprocess.Popen(
             ["sh", str(folder / FILE), machine, *more],
             env=environment,
@@ -64,12 +64,12 @@ def start_all(folder: Path, machines: Sequence[str], *more: str, env: dict[str, 
         for machine in machines
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in own]
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
-        for process in own:
+        for process in processes:
             process.kill()
-    assert [process.returncode for process in own] == [0] * len(own), said
-    return said
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    return outputs
 
 
 @pytest.mark.slow
@@ -90,14 +90,14 @@ def test_every_rank_runs_where_the_table_says(plan: Plan, order: tuple[int, ...]
     launch = LAUNCHER.write(CLUSTER, rows, program, options)
     (tmp_path / FILE).write_text(launch.files[FILE])
     start_all(tmp_path, machines_of(tmp_path), "one more")
-    said = {int(path.name): path.read_text() for path in tmp_path.iterdir() if path.name.isdecimal()}
-    assert said == {row.rank: f"{row.cuda_index} {len(rows)} one more" for row in rows}
+    texts = {int(path.name): path.read_text() for path in tmp_path.iterdir() if path.name.isdecimal()}
+    assert texts == {row.rank: f"{row.cuda_index} {len(rows)} one more" for row in rows}
 
 
 def test_agents_are_runs_of_ranks_on_a_machine() -> None:
     rows = rank_rows(CLUSTER, stages((0, 1), (5,), (2,)), (0, 1, 5, 2))
     first, second = rows[0].machine, rows[2].machine
-    assert [(own.machine, own.first_rank, own.cuda_indices) for own in agents(rows)] == [
+    assert [(agent.machine, agent.first_rank, agent.cuda_indices) for agent in agents(rows)] == [
         (first, 0, (0, 1)),
         (second, 2, (rows[2].cuda_index,)),
         (first, 3, (2,)),

@@ -22,9 +22,9 @@ def read(text: str) -> Script:
 
 def values(text: str) -> dict[str, list[str]]:
     """The arguments of a run, all of them known."""
-    found = read(text).arguments
-    assert not any(isinstance(word, Unknown) for words in found.values() for word in words), found
-    return {name: [str(word) for word in words] for name, words in found.items()}
+    arguments = read(text).arguments
+    assert not any(isinstance(word, Unknown) for words in arguments.values() for word in words), arguments
+    return {name: [str(word) for word in words] for name, words in arguments.items()}
 
 
 def unknown(text: str, name: str) -> Unknown:
@@ -130,10 +130,10 @@ def by_bash(text: str, tmp_path: Path) -> list[str]:
 
 def as_arguments(words: list[str]) -> dict[str, list[str]]:
     """Words after the program as the reader has them."""
-    found = read_script(
+    script = read_script(
         "torchrun t.py " + " ".join("'" + word.replace("'", "'\\''") + "'" for word in words), "b", CORE
     )
-    return {name: [str(word) for word in own] for name, own in found.arguments.items()}
+    return {name: [str(word) for word in texts] for name, texts in script.arguments.items()}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")

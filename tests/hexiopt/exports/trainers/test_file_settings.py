@@ -21,7 +21,7 @@ from tests.hexiopt.exports.random_plans import LLAMA_7B
 CLUSTER = Cluster.of({"h100_80gb_sxm": 16}, name="c", inter_gb_per_s=50)
 
 
-def asked(num_gpus: int = 8, **stated: Any) -> ImportContext:
+def import_context(num_gpus: int = 8, **stated: Any) -> ImportContext:
     """What an importer is told, with what the command line states of the workload."""
     devices = tuple(range(num_gpus))
     return ImportContext("file", CLUSTER, devices, LLAMA_7B, Workload(**stated), Space(), frozenset(stated))
@@ -31,7 +31,7 @@ def read(trainer: str, text: str, num_gpus: int = 8, **stated: Any) -> ImportedP
     """What an importer makes of a file."""
     reader = TRAINERS[trainer].read
     assert reader is not None
-    return reader(dedent(text), asked(num_gpus, **stated))
+    return reader(dedent(text), import_context(num_gpus, **stated))
 
 
 # ----------------------------------------------------------------------------- settings
@@ -39,19 +39,19 @@ def read(trainer: str, text: str, num_gpus: int = 8, **stated: Any) -> ImportedP
 
 def settings(values: dict[str, Any], known: frozenset[str] | None = None) -> FileSettings:
     vocabulary = Vocabulary(frozenset({"log"}), {"offload": "is not modelled; leave it out"})
-    return FileSettings(asked(), values, vocabulary, known)
+    return FileSettings(import_context(), values, vocabulary, known)
 
 
 def test_tables_stay_tables() -> None:
-    found = dict(flat({"a": {"b": 1, "c": {}}, "d": {"b": 2}, "e.b": 3}))
-    assert found == {"a.b": 1, "a.c": {}, "d.b": 2, '"e.b"': 3}
+    flat_keys = dict(flat({"a": {"b": 1, "c": {}}, "d": {"b": 2}, "e.b": 3}))
+    assert flat_keys == {"a.b": 1, "a.c": {}, "d.b": 2, '"e.b"': 3}
 
 
 def test_truth_is_no_number_and_depth_has_a_limit() -> None:
-    own = settings({"tp": True})
-    assert own.whole("tp", 1) == 1
+    file_settings = settings({"tp": True})
+    assert file_settings.whole("tp", 1) == 1
     with pytest.raises(InputError, match="tp True: is not a whole number"):
-        own.refuse()
+        file_settings.refuse()
     deep: dict[str, Any] = {}
     for _ in range(500):
         deep = {"a": deep}
@@ -62,11 +62,11 @@ def test_truth_is_no_number_and_depth_has_a_limit() -> None:
 
 
 def test_all_faults_of_a_file_come_in_one_line() -> None:
-    own = settings({"tp": "x", "pp": "auto", "offload": True, "mode": "fast"})
-    assert (own.whole("tp", 1), own.whole("pp", 2), own.whole("dp")) == (1, 2, 1)
-    assert own.word("mode", {"slow": 0}, "slow") == 0
+    file_settings = settings({"tp": "x", "pp": "auto", "offload": True, "mode": "fast"})
+    assert (file_settings.whole("tp", 1), file_settings.whole("pp", 2), file_settings.whole("dp")) == (1, 2, 1)
+    assert file_settings.word("mode", {"slow": 0}, "slow") == 0
     with pytest.raises(InputError) as error:
-        own.refuse()
+        file_settings.refuse()
     assert str(error.value) == (
         "file: offload True: is not modelled; leave it out; also tp 'x': is not a whole number from 1 on; write one "
         "out; also pp 'auto': is filled in when the training script runs; write the value that it takes; also dp: is "
@@ -75,23 +75,27 @@ def test_all_faults_of_a_file_come_in_one_line() -> None:
 
 
 def test_defaults_and_what_was_not_read_are_notes() -> None:
-    own = settings({"tp": 2, "odd": 1, "log": 3})
-    assert (own.whole("tp", 1), own.whole("pp", 1), own.flag("sp", default=True)) == (2, 1, True)
-    own.refuse()
-    assert own.notes() == ["not read: odd", "not stated, so by default: pp 1, sp true"]
+    file_settings = settings({"tp": 2, "odd": 1, "log": 3})
+    assert (file_settings.whole("tp", 1), file_settings.whole("pp", 1), file_settings.flag("sp", default=True)) == (
+        2,
+        1,
+        True,
+    )
+    file_settings.refuse()
+    assert file_settings.notes() == ["not read: odd", "not stated, so by default: pp 1, sp true"]
 
 
 def test_a_closed_format_refuses_keys_that_it_does_not_have() -> None:
-    own = settings({"tp": 2, "chunk": 1}, frozenset({"tp", "chunks"}))
+    file_settings = settings({"tp": 2, "chunk": 1}, frozenset({"tp", "chunks"}))
     with pytest.raises(InputError, match=r"chunk: is no key of the format; did you mean chunks\?"):
-        own.refuse()
+        file_settings.refuse()
 
 
 def test_two_names_of_one_setting_are_refused() -> None:
-    own = settings({"training.batch_size": 2, "training.local_batch_size": 4})
-    assert own.name_in_use("training.local_batch_size", "training.batch_size") == "training.local_batch_size"
+    file_settings = settings({"training.batch_size": 2, "training.local_batch_size": 4})
+    assert file_settings.name_in_use("training.local_batch_size", "training.batch_size") == "training.local_batch_size"
     with pytest.raises(InputError, match=r"are names of one setting; keep training\.local_batch_size"):
-        own.refuse()
+        file_settings.refuse()
 
 
 # ----------------------------------------------------------------------------- Python
@@ -150,17 +154,19 @@ def test_a_value_that_is_computed_is_refused_where_it_matters_and_named_elsewher
     """
     with pytest.raises(InputError, match=r"tensor_parallel_degree 2 \* 1: is not a whole number"):
         read("torchtitan", text.format("2 * 1"))
-    found = read("torchtitan", text.format("2"))
-    assert any(note.startswith("llama3_8b() is not in the file") for note in found.notes)
-    assert any("not read: odd.thing" in note for note in found.notes)
+    imported_plan = read("torchtitan", text.format("2"))
+    assert any(note.startswith("llama3_8b() is not in the file") for note in imported_plan.notes)
+    assert any("not read: odd.thing" in note for note in imported_plan.notes)
 
 
 # ----------------------------------------------------------------------------- torchtitan
 
 
 def test_a_key_of_one_table_is_not_that_of_another() -> None:
-    found = read("torchtitan", "validation.seq_len = 64\ntraining.seq_len = 1024\nactivation_checkpoint.mode = 'none'")
-    assert found.problem.workload.seq_len == 1024
+    imported_plan = read(
+        "torchtitan", "validation.seq_len = 64\ntraining.seq_len = 1024\nactivation_checkpoint.mode = 'none'"
+    )
+    assert imported_plan.problem.workload.seq_len == 1024
 
 
 @pytest.mark.parametrize(
@@ -186,8 +192,8 @@ def test_layers_are_divided_by_torchtitans_rule(
     [activation_checkpoint]
     mode = "none"
     """
-    found = read("torchtitan", text, stages)
-    ranges = sorted(layers for stage in found.plan.pipelines[0].stages for layers in stage.layers)
+    imported_plan = read("torchtitan", text, stages)
+    ranges = sorted(layers for stage in imported_plan.plan.pipelines[0].stages for layers in stage.layers)
     assert [end - first for first, end in ranges] == parts
 
 
@@ -199,9 +205,9 @@ def test_replicas_shard_within_themselves() -> None:
     [activation_checkpoint]
     mode = "full"
     """
-    found = read("torchtitan", text)
-    assert found.plan.sharding.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert PlanPricer(found.problem).price(found.plan).step_time_s > 0
+    imported_plan = read("torchtitan", text)
+    assert imported_plan.plan.sharding.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert PlanPricer(imported_plan.problem).price(imported_plan.plan).step_time_s > 0
 
 
 def test_what_drains_several_times_a_step_is_refused() -> None:
@@ -231,16 +237,16 @@ def test_versions_before_03_train_in_float32_where_nothing_is_sharded() -> None:
 def test_the_batch_is_what_deepspeed_makes_of_any_two_of_three() -> None:
     """Against DeepSpeed's own cases, for all that is stated of batch 32, micro-batch 2 and 2 of them on 8 GPUs."""
     whole = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
-    for kept in product((True, False), repeat=3):
-        keys = {key: value for (key, value), stays in zip(whole.items(), kept, strict=True) if stays}
+    for mask in product((True, False), repeat=3):
+        keys = {key: value for (key, value), stays in zip(whole.items(), mask, strict=True) if stays}
         text = str(keys).replace("'", '"')
-        if not kept[0] and not kept[1]:
+        if not mask[0] and not mask[1]:
             with pytest.raises(InputError, match="train_micro_batch_size_per_gpu: is missing"):
                 read("deepspeed", text)
             continue
         pipeline = read("deepspeed", text).plan.pipelines[0]
         alone: dict[tuple[bool, ...], tuple[int, int]] = {(True, False, False): (1, 4), (False, True, False): (1, 2)}
-        assert (pipeline.num_micro_batches, pipeline.micro_batch_size) == alone.get(kept, (2, 2)), keys
+        assert (pipeline.num_micro_batches, pipeline.micro_batch_size) == alone.get(mask, (2, 2)), keys
 
 
 def test_a_batch_tells_how_many_gpus_a_job_has() -> None:
@@ -250,7 +256,7 @@ def test_a_batch_tells_how_many_gpus_a_job_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ('"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}', "shards inside groups of ranks"),
         ('"zero_optimization": {"stage": 3, "zero_quantized_weights": true}', "quantised weights"),
@@ -260,8 +266,8 @@ def test_a_batch_tells_how_many_gpus_a_job_has() -> None:
         ('"bf16": {"enabled": true}, "fp16": {"enabled": true}', "are both true"),
     ],
 )
-def test_what_deepspeed_does_otherwise_is_refused(key: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_deepspeed_does_otherwise_is_refused(key: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read("deepspeed", '{"train_micro_batch_size_per_gpu": 1, ' + key + "}")
 
 
@@ -288,12 +294,12 @@ def test_strategies_of_fsdp_1_are_zero_stages(strategy: str | int, sharding: tup
     num_processes: 16
     fsdp_config: {{fsdp_sharding_strategy: {strategy}, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}}
     """
-    found = read("accelerate", text, 16)
-    assert (found.plan.sharding.stage, found.plan.sharding.groups) == sharding
+    imported_plan = read("accelerate", text, 16)
+    assert (imported_plan.plan.sharding.stage, imported_plan.plan.sharding.groups) == sharding
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("distributed_type: XLA", "distributed_type 'XLA': is not modelled"),
         ("distributed_type: MULTI_GPU\nnum_processes: 4", "runs on 4 GPUs, and there are 8"),
@@ -302,16 +308,20 @@ def test_strategies_of_fsdp_1_are_zero_stages(strategy: str | int, sharding: tup
         ("distributed_type: FSDP\nmixed_precison: bf16\nfsdp_config: {}", "did you mean mixed_precision"),
     ],
 )
-def test_what_accelerate_configures_otherwise_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_accelerate_configures_otherwise_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read("accelerate", text)
 
 
 def test_the_command_line_goes_before_the_file() -> None:
-    found = read("accelerate", "distributed_type: MULTI_GPU\nmixed_precision: bf16", precision="fp16", recompute="full")
-    assert found.problem.workload.precision == "fp16"
-    assert {stage.recompute for stage in found.plan.pipelines[0].stages} == {("full",)}
-    assert any("workload.precision=fp16 of the command line replaces bf16 of the file" in note for note in found.notes)
+    imported_plan = read(
+        "accelerate", "distributed_type: MULTI_GPU\nmixed_precision: bf16", precision="fp16", recompute="full"
+    )
+    assert imported_plan.problem.workload.precision == "fp16"
+    assert {stage.recompute for stage in imported_plan.plan.pipelines[0].stages} == {("full",)}
+    assert any(
+        "workload.precision=fp16 of the command line replaces bf16 of the file" in note for note in imported_plan.notes
+    )
 
 
 # ----------------------------------------------------------------------------- FlashFlex

@@ -185,7 +185,7 @@ DEEPSEEK = (
 )
 
 
-def shipped(name: str) -> ModelSpec:
+def shipped_model(name: str) -> ModelSpec:
     return model_from_config(Section(read_shipped("model", name), name), name)
 
 
@@ -200,14 +200,14 @@ def read(
 
 def test_model_args_share_experts_over_replicas_and_tensor_parallel_ranks(tmp_path: Path) -> None:
     text = MIXTRAL.format(tp=2, ep=8, etp="--expert-tensor-parallel-size: 1", more="")
-    found = read(tmp_path, "megatron", text, 64)
-    assert "TP 2, PP 4, VP 8, DP 8, EP 8" in found.notes[0]
-    assert "micro-batch 1, batch 256" in found.notes[0]
-    assert len(found.plan.pipelines) == 2
-    assert {stage.parallelism.degrees for p in found.plan.pipelines for stage in p.stages} == {"4×2"}
-    assert [p.micro_batch_size for p in found.plan.pipelines] == [4, 4]
-    assert found.problem.model.layers == shipped("mixtral_8x7b").layers
-    assert PlanPricer(found.problem).price(found.plan).step_time_s > 0
+    imported_plan = read(tmp_path, "megatron", text, 64)
+    assert "TP 2, PP 4, VP 8, DP 8, EP 8" in imported_plan.notes[0]
+    assert "micro-batch 1, batch 256" in imported_plan.notes[0]
+    assert len(imported_plan.plan.pipelines) == 2
+    assert {stage.parallelism.degrees for p in imported_plan.plan.pipelines for stage in p.stages} == {"4×2"}
+    assert [p.micro_batch_size for p in imported_plan.plan.pipelines] == [4, 4]
+    assert imported_plan.problem.model.layers == shipped_model("mixtral_8x7b").layers
+    assert PlanPricer(imported_plan.problem).price(imported_plan.plan).step_time_s > 0
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def test_what_plans_cannot_say_is_refused(
 
 
 def test_blocks_of_a_pattern_are_layers(tmp_path: Path) -> None:
-    found = read(tmp_path, "megatron", NEMOTRON.format(further="", more=""), 8)
-    model = shipped("nemotron3_nano_30b")
-    assert found.problem.model.layers == model.layers
-    assert found.problem.model.num_params == model.num_params
+    imported_plan = read(tmp_path, "megatron", NEMOTRON.format(further="", more=""), 8)
+    model = shipped_model("nemotron3_nano_30b")
+    assert imported_plan.problem.model.layers == model.layers
+    assert imported_plan.problem.model.num_params == model.num_params
     further = read(tmp_path, "megatron", NEMOTRON.format(further="/*E/*E", more=""), 8).problem.model
     assert [len(kind.parts) for kind in further.extra_layers] == [2, 2]
     with pytest.raises(InputError, match="128 is not that of model granite4_h_small"):
-        read(tmp_path, "megatron", NEMOTRON.format(further="", more=""), 8, shipped("granite4_h_small"))
+        read(tmp_path, "megatron", NEMOTRON.format(further="", more=""), 8, shipped_model("granite4_h_small"))
     other = NEMOTRON.format(further="", more="").replace("MEMEM*E", "MMEEM*E", 1)
     with pytest.raises(InputError, match="has other blocks than model nemotron3_nano_30b"):
         read(tmp_path, "megatron", other, 8, model)
@@ -250,30 +250,30 @@ def test_blocks_of_a_pattern_are_layers(tmp_path: Path) -> None:
 
 
 def test_a_configuration_of_primus_is_read_with_its_own_defaults(tmp_path: Path) -> None:
-    found = read(tmp_path, "megatron", PRIMUS, 8, shipped("mixtral_8x7b"))
-    assert "TP 1, PP 1, VP 1, DP 8, EP 8" in found.notes[0]
-    assert found.problem.workload.global_batch == 32
-    assert found.problem.workload.routing == "forced"
-    assert found.plan.sharding.stage == 1
-    assert any("by Primus' default: bf16 True, sequence_parallel True" in note for note in found.notes)
+    imported_plan = read(tmp_path, "megatron", PRIMUS, 8, shipped_model("mixtral_8x7b"))
+    assert "TP 1, PP 1, VP 1, DP 8, EP 8" in imported_plan.notes[0]
+    assert imported_plan.problem.workload.global_batch == 32
+    assert imported_plan.problem.workload.routing == "forced"
+    assert imported_plan.plan.sharding.stage == 1
+    assert any("by Primus' default: bf16 True, sequence_parallel True" in note for note in imported_plan.notes)
     with pytest.raises(InputError, match="Primus files do not state it"):
         read(tmp_path, "megatron", PRIMUS, 8)
 
 
 def test_a_recipe_of_megatron_bridge_keeps_experts_whole(tmp_path: Path) -> None:
-    found = read(tmp_path, "megatron_bridge", BRIDGE, 32, shipped("qwen3_30b_a3b"))
-    assert "TP 1, PP 2, VP 1, DP 16, EP 8" in found.notes[0]
-    assert "micro-batch 2" in found.notes[0]
-    assert any("recipes have it: model.expert_tensor_parallel_size 1" in note for note in found.notes)
-    assert found.problem.workload.routing == "forced"
+    imported_plan = read(tmp_path, "megatron_bridge", BRIDGE, 32, shipped_model("qwen3_30b_a3b"))
+    assert "TP 1, PP 2, VP 1, DP 16, EP 8" in imported_plan.notes[0]
+    assert "micro-batch 2" in imported_plan.notes[0]
+    assert any("recipes have it: model.expert_tensor_parallel_size 1" in note for note in imported_plan.notes)
+    assert imported_plan.problem.workload.routing == "forced"
 
 
 def test_meshes_of_flagscale_have_expert_degrees(tmp_path: Path) -> None:
     text = FLAGSCALE.format(meshes="1,1,2,2,1, 1,1,2,2,1, 1,1,2,2,1")
-    found = read(tmp_path, "flagscale", text, 6)
-    assert "DP 2, EP 2" in found.notes[0]
-    assert len(found.problem.model.extra_layers) == 1
-    assert len(found.plan.pipelines) == 1
+    imported_plan = read(tmp_path, "flagscale", text, 6)
+    assert "DP 2, EP 2" in imported_plan.notes[0]
+    assert len(imported_plan.problem.model.extra_layers) == 1
+    assert len(imported_plan.plan.pipelines) == 1
     with pytest.raises(InputError, match="2 copies of experts that 2 replicas each share, other stages have other"):
         read(tmp_path, "flagscale", FLAGSCALE.format(meshes="1,1,2,4,1, 1,1,2,2,1, 1,1,2,2,1"), 8)
     with pytest.raises(InputError, match="mesh 1 has EP 3, no multiple of TP 2"):
@@ -293,15 +293,15 @@ def test_layouts_without_layers_or_with_other_layers_are_refused(
     tmp_path: Path, layout: str, more: str, refused: str
 ) -> None:
     with pytest.raises(InputError, match=refused):
-        read(tmp_path, "megatron", DEEPSEEK.format(layout=layout, more=more), 1024, shipped("deepseek_v3"))
+        read(tmp_path, "megatron", DEEPSEEK.format(layout=layout, more=more), 1024, shipped_model("deepseek_v3"))
 
 
 def test_deepseek_v3_on_1024_gpus_has_layers_for_further_tokens_or_none(tmp_path: Path) -> None:
-    model, layout = shipped("deepseek_v3"), "Et|(tt|)*29t|tmL"
-    found = read(tmp_path, "megatron", DEEPSEEK.format(layout=layout, more="--mtp-num-layers 1"), 1024, model)
-    assert "TP 2, PP 8, VP 4, DP 64, EP 64" in found.notes[0]
-    assert {p.micro_batch_size for p in found.plan.pipelines} == {32}
-    assert found.problem.space.max_micro_batch_size == 32
+    model, layout = shipped_model("deepseek_v3"), "Et|(tt|)*29t|tmL"
+    imported_plan = read(tmp_path, "megatron", DEEPSEEK.format(layout=layout, more="--mtp-num-layers 1"), 1024, model)
+    assert "TP 2, PP 8, VP 4, DP 64, EP 64" in imported_plan.notes[0]
+    assert {p.micro_batch_size for p in imported_plan.plan.pipelines} == {32}
+    assert imported_plan.problem.space.max_micro_batch_size == 32
     text = DEEPSEEK.format(layout=layout.replace("m", ""), more="--mtp-num-layers 0")
     without = read(tmp_path, "megatron", text, 1024, model)
     assert not without.problem.model.extra_layers
@@ -310,8 +310,10 @@ def test_deepseek_v3_on_1024_gpus_has_layers_for_further_tokens_or_none(tmp_path
 
 def test_other_recompute_is_refused_unless_the_user_says_what_to_price(tmp_path: Path) -> None:
     more = "--recompute-granularity selective --recompute-modules mla_up_proj mlp --mtp-num-layers 1"
-    text, model = DEEPSEEK.format(layout="Et|(tt|)*29t|tmL", more=more), shipped("deepseek_v3")
+    text, model = DEEPSEEK.format(layout="Et|(tt|)*29t|tmL", more=more), shipped_model("deepseek_v3")
     with pytest.raises(InputError, match="mla_up_proj mlp: is not modelled; say what to price"):
         read(tmp_path, "megatron", text, 1024, model)
-    found = read(tmp_path, "megatron", text, 1024, model, recompute="full")
-    assert {policy for p in found.plan.pipelines for stage in p.stages for policy in stage.recompute} == {"full"}
+    imported_plan = read(tmp_path, "megatron", text, 1024, model, recompute="full")
+    assert {policy for p in imported_plan.plan.pipelines for stage in p.stages for policy in stage.recompute} == {
+        "full"
+    }

@@ -138,14 +138,16 @@ def test_what_a_condition_decides_is_refused_with_it() -> None:
         InputError, match=r'is 4 or 2, and that depends on \[ "\$BIG" = 1 \], which the script does not'
     ):
         read(branch + SHAPE + "--tensor-model-parallel-size $T")
-    found = read(branch + SHAPE + "--save-interval $T --odd-one $T")  # of what is harmless it does not matter
-    assert "not read: --odd-one" in found.notes
+    imported_plan = read(branch + SHAPE + "--save-interval $T --odd-one $T")  # of what is harmless it does not matter
+    assert "not read: --odd-one" in imported_plan.notes
 
 
 def test_what_stands_nowhere_is_noted() -> None:
-    found = read(SHAPE + "--tp-comm-overlap --attention-backend flash --transformer-impl local --log-throughput $MORE")
-    assert "not read: --tp-comm-overlap, --transformer-impl" in found.notes
-    assert "not read: $MORE, which is not set in the script" in found.notes
+    imported_plan = read(
+        SHAPE + "--tp-comm-overlap --attention-backend flash --transformer-impl local --log-throughput $MORE"
+    )
+    assert "not read: --tp-comm-overlap, --transformer-impl" in imported_plan.notes
+    assert "not read: $MORE, which is not set in the script" in imported_plan.notes
 
 
 def test_the_vocabulary_is_padded_as_megatron_does() -> None:

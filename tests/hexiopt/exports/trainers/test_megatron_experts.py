@@ -38,17 +38,20 @@ def read_again(name: str, problem: Problem, plan: Plan, model: ModelSpec | None)
 
 
 def assert_same(name: str, problem: Problem, plan: Plan, *, by_model: bool, priced: bool) -> None:
-    found = read_again(name, problem, plan, problem.model if by_model else None)
-    assert found.problem.model == problem.model
-    assert canonical(found.plan) == canonical(plan)
-    assert found.problem.workload.routing == problem.workload.routing
-    assert not [note for note in found.notes if note.startswith("not read")]
+    imported_plan = read_again(name, problem, plan, problem.model if by_model else None)
+    assert imported_plan.problem.model == problem.model
+    assert canonical(imported_plan.plan) == canonical(plan)
+    assert imported_plan.problem.workload.routing == problem.workload.routing
+    assert not [note for note in imported_plan.notes if note.startswith("not read")]
     if priced:
-        prices = [PlanPricer(a).price(b).step_time_s for a, b in ((problem, plan), (found.problem, found.plan))]
+        prices = [
+            PlanPricer(a).price(b).step_time_s
+            for a, b in ((problem, plan), (imported_plan.problem, imported_plan.plan))
+        ]
         assert prices[0] == pytest.approx(prices[1], rel=1e-12)
 
 
-def drawn(kind: str, name: str, seed: int) -> tuple[Problem, Plan]:
+def draw_case(kind: str, name: str, seed: int) -> tuple[Problem, Plan]:
     rng = random.Random(f"{kind} {name} {seed}")
     model = mixture(rng, recurrent=name != "flagscale") if kind == "layers" else hybrid(rng, whole=kind == "whole")
     return (chain_of_cells if name == "flagscale" else grid_of_cells)(rng, model)
@@ -67,7 +70,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_random_mixtures_come_back(kind: str, name: str) -> None:
     for seed in range(25):
-        problem, plan = drawn(kind, name, seed)
+        problem, plan = draw_case(kind, name, seed)
         by_model = name == "megatron_bridge" or kind == "whole"
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 8 == 0)
 
@@ -76,7 +79,7 @@ def test_random_mixtures_come_back(kind: str, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_many_random_mixtures_come_back(kind: str, name: str) -> None:
     for seed in range(100, 500):
-        problem, plan = drawn(kind, name, seed)
+        problem, plan = draw_case(kind, name, seed)
         by_model = name == "megatron_bridge" or kind == "whole"
         assert_same(name, problem, plan, by_model=by_model, priced=seed % 40 == 0)
 
@@ -92,7 +95,7 @@ def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
     known = {word for line in lines if not line.startswith("#") for word in line.split()}
     written = set[str]()
     for seed in range(60):
-        problem, plan = drawn(kind, name, seed)
+        problem, plan = draw_case(kind, name, seed)
         text = next(iter(write_program(problem, plan, TRAINERS[name]).files.values()))
         written |= set(re.findall(r"--([a-z][\w-]*)", text.replace("--data-path", "")))
     assert len(written) > 30
@@ -105,7 +108,7 @@ def test_every_argument_is_one_of_megatron_lm(kind: str, name: str) -> None:
 def test_megatron_core_shares_experts_among_the_ranks_of_a_stage() -> None:
     state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is missing")
     for seed in range(40):
-        problem, plan = drawn("layers", "megatron", seed)
+        problem, plan = draw_case("layers", "megatron", seed)
         program = write_program(problem, plan, TRAINERS["megatron"])
         script = read_script(program.files["megatron.sh"], "megatron.sh", CORE)
         sizes = {name: int(str(script.arguments[f"{name}-model-parallel-size"][0])) for name in DEGREES}

@@ -26,14 +26,14 @@ from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.problem import Problem
 from tests.hexiopt.exports.random_mixtures import chain_of_cells, mixture
-from tests.hexiopt.exports.random_plans import drawn
+from tests.hexiopt.exports.random_plans import draw_case
 
 SEEDS = range(12)
 
 
-def written(name: str, seed: int) -> tuple[Problem, Plan, Program]:
+def write_random(name: str, seed: int) -> tuple[Problem, Plan, Program]:
     """A random problem and plan, and the trainer's files of it."""
-    problem, plan = drawn(name, random.Random(f"parsers {name} {seed}"))
+    problem, plan = draw_case(name, random.Random(f"parsers {name} {seed}"))
     return problem, plan, TRAINERS[name].write(problem, plan)
 
 
@@ -45,9 +45,9 @@ def written_mixture(seed: int) -> tuple[Problem, Plan, Program]:
 
 
 @contextmanager
-def modules(**own: types.ModuleType) -> Iterator[None]:
+def modules(**stand_ins: types.ModuleType) -> Iterator[None]:
     """Stand-ins for modules, for as long as the block runs."""
-    names = {name.replace("__", "."): module for name, module in own.items()}
+    names = {name.replace("__", "."): module for name, module in stand_ins.items()}
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(names)
     try:
@@ -66,7 +66,7 @@ def test_megatron_core_takes_the_layout_and_places_ranks_as_we_do() -> None:
     state = pytest.importorskip("megatron.core.parallel_state")
     torch = pytest.importorskip("torch")
     for seed in SEEDS:
-        problem, plan, program = written("megatron", seed)
+        problem, plan, program = write_random("megatron", seed)
         script = read_script(program.files["megatron.sh"], "megatron.sh", CORE)
         given = {name: [str(word) for word in words] for name, words in script.arguments.items()}
         tp, pp = (int(given[f"{kind}-model-parallel-size"][0]) for kind in ("tensor", "pipeline"))
@@ -91,15 +91,17 @@ def test_megatron_core_takes_the_layout_and_places_ranks_as_we_do() -> None:
         stages, chunks = plan.pipelines[0].stages, plan.pipelines[0].num_chunks
         if pp > 1:
             layout = config.pipeline_model_parallel_layout.layout
-            counts = [[[str(kind).count("decoder") for kind in part] for part in own] for own in layout]
-            assert [[sum(part) for part in own] for own in counts] == [[b - a for a, b in s.layers] for s in stages]
+            counts = [[[str(kind).count("decoder") for kind in part] for part in stage_parts] for stage_parts in layout]
+            assert [[sum(part) for part in stage_counts] for stage_counts in counts] == [
+                [b - a for a, b in s.layers] for s in stages
+            ]
             assert (config.virtual_pipeline_model_parallel_size or 1) == chunks
         order = "tp-cp-ep-pp-dp" if "use-tp-pp-dp-mapping" in given else "tp-cp-ep-dp-pp"
         dp = len(program.devices) // (tp * pp)
         ranks = state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=1, order=order)
-        theirs = {tuple(program.devices[rank] for rank in own) for own in ranks.get_ranks("tp")}
+        theirs = {tuple(program.devices[rank] for rank in group_ranks) for group_ranks in ranks.get_ranks("tp")}
         assert theirs == {stage.devices for pipeline in plan.pipelines for stage in pipeline.stages}
-        heads = {tuple(program.devices[rank] for rank in own) for own in ranks.get_ranks("pp")}
+        heads = {tuple(program.devices[rank] for rank in group_ranks) for group_ranks in ranks.get_ranks("pp")}
         mine = {group for p in plan.pipelines for group in zip(*(stage.devices for stage in p.stages), strict=True)}
         assert heads == mine
 
@@ -112,8 +114,10 @@ def test_flagscale_takes_the_meshes() -> None:
     context.RankMapper = object  # type: ignore[attr-defined]
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     with modules(flagscale__train__hetero__parallel_context=context):
-        own = _loaded(source, "flagscale_arguments")
-    for _, plan, program in [written("flagscale", seed) for seed in SEEDS] + [written_mixture(seed) for seed in SEEDS]:
+        arguments_module = _load_module(source, "flagscale_arguments")
+    for _, plan, program in [write_random("flagscale", seed) for seed in SEEDS] + [
+        written_mixture(seed) for seed in SEEDS
+    ]:
         data = yaml.safe_load(program.files["flagscale.yaml"])
         system = {**data["system"], **data["system"].pop("hetero"), **data["system"].pop("recompute", {})}
         defaults = dict.fromkeys(
@@ -144,7 +148,7 @@ def test_flagscale_takes_the_meshes() -> None:
             try:
                 arguments = SimpleNamespace(**{key: list(v) if isinstance(v, list) else v for key, v in given.items()})
                 mapper = SimpleNamespace(to_logical_ranks=lambda ranks: ranks)
-                parsed = own.FSTrainArguments(arguments, rank_mapper=mapper)
+                parsed = arguments_module.FSTrainArguments(arguments, rank_mapper=mapper)
                 parsed.pre_validate_args()
                 parsed.post_validate_args()
             finally:
@@ -165,14 +169,14 @@ def test_torchtitan_has_every_field_and_takes_the_degrees() -> None:
         parallelism=configs.ParallelismConfig(), training=configs.TrainingConfig()
     )
     for seed in SEEDS:
-        problem, _, program = written("torchtitan", seed)
+        problem, _, program = write_random("torchtitan", seed)
         names: dict[str, Any] = {}
         parents = {"torchtitan__models": types.ModuleType("m"), "torchtitan__models__llama3": types.ModuleType("l")}
         with modules(**parents, torchtitan__models__llama3__config_registry=registry):
             exec(compile(program.files["hexiopt_plan.py"], "plan", "exec"), names)
-            found = names["plan"]()
-        dims.ParallelDims.from_config(found.parallelism, world_size=len(program.devices))
-        modules_of = found.parallelism.module_fqns_per_model_part
+            config = names["plan"]()
+        dims.ParallelDims.from_config(config.parallelism, world_size=len(program.devices))
+        modules_of = config.parallelism.module_fqns_per_model_part
         if modules_of is not None:
             flat = [name for part in modules_of for name in part]
             layers = [f"layers.{k}" for k in range(problem.model.num_layers)]
@@ -186,21 +190,21 @@ def test_deepspeed_takes_the_configuration(monkeypatch: pytest.MonkeyPatch) -> N
     topology = pytest.importorskip("deepspeed.runtime.pipe.topology")
     monkeypatch.setattr(config.dist, "get_rank", lambda *_: 0)
     for seed in SEEDS:
-        problem, plan, program = written("deepspeed", seed)
+        problem, plan, program = write_random("deepspeed", seed)
         data = yaml.safe_load(program.files["deepspeed.json"])
         dp = len(plan.pipelines)
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda dp=dp: dp)
         parsed = config.DeepSpeedConfig(data, mpu)
         assert parsed.train_batch_size == problem.workload.global_batch
         assert parsed.zero_config.stage == plan.sharding.stage
-        own = data["hexiopt"]
-        grid = topology.PipeModelDataParallelTopology(own["pipe"], own["model"], dp)
+        section = data["hexiopt"]
+        grid = topology.PipeModelDataParallelTopology(section["pipe"], section["model"], dp)
         for p, pipeline in enumerate(plan.pipelines):
             for s, stage in enumerate(pipeline.stages):
                 ranks = [grid.get_rank(pipe=s, data=p, model=t) for t in range(stage.tp)]
                 assert [program.devices[rank] for rank in ranks] == list(stage.devices)
-        assert own["parts"][0] == 0
-        assert own["parts"][-1] == problem.model.num_layers + 2
+        assert section["parts"][0] == 0
+        assert section["parts"][-1] == problem.model.num_layers + 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -208,7 +212,7 @@ def test_accelerate_takes_the_template(tmp_path: Path) -> None:
     read = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is missing")
     utils = pytest.importorskip("accelerate.utils")
     for seed in SEEDS:
-        _, plan, program = written("accelerate", seed)
+        _, plan, program = write_random("accelerate", seed)
         path = tmp_path / "accelerate.yaml"
         path.write_text(program.files["accelerate.yaml"])
         parsed = read.load_config_from_file(str(path))
@@ -225,28 +229,32 @@ def test_jobset_passes_its_strict_schema() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is missing")
     schema = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     for seed in SEEDS:
-        problem, plan, program = written("flagscale", seed)
+        problem, plan, program = write_random("flagscale", seed)
         rows = rank_rows(problem.cluster, plan, program.devices)
         options = LaunchOptions(folder="/plan")
         data = yaml.safe_load(jobset.LAUNCHER.write(problem.cluster, rows, program, options).files[jobset.FILE])
         parsed = models.JobsetV1alpha2JobSet.from_dict(data).to_dict()
-        for own, theirs in zip(data["spec"]["replicatedJobs"], parsed["spec"]["replicatedJobs"], strict=True):
-            assert {key: own[key] for key in ("name", "replicas")} == {key: theirs[key] for key in ("name", "replicas")}
-            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": own["name"]}, **own["template"]}
+        for ours, theirs in zip(data["spec"]["replicatedJobs"], parsed["spec"]["replicatedJobs"], strict=True):
+            assert {key: ours[key] for key in ("name", "replicas")} == {
+                key: theirs[key] for key in ("name", "replicas")
+            }
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": ours["name"]}, **ours["template"]}
             schema.validate(job, "1.34", strict=True)
-            assert _lost(own["template"], theirs["template"]) == []
+            assert _lost_paths(ours["template"], theirs["template"]) == []
 
 
-def _lost(own: Any, theirs: Any, where: str = "") -> list[str]:
+def _lost_paths(ours: Any, theirs: Any, where: str = "") -> list[str]:
     """The paths that a model has dropped."""
-    if isinstance(own, dict):
+    if isinstance(ours, dict):
         return [
             path
-            for key, value in own.items()
-            for path in (_lost(value, theirs[key], f"{where}.{key}") if key in theirs else [f"{where}.{key}"])
+            for key, value in ours.items()
+            for path in (_lost_paths(value, theirs[key], f"{where}.{key}") if key in theirs else [f"{where}.{key}"])
         ]
-    if isinstance(own, list):
-        return [p for k, (a, b) in enumerate(zip(own, theirs, strict=True)) for p in _lost(a, b, f"{where}[{k}]")]
+    if isinstance(ours, list):
+        return [
+            p for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) for p in _lost_paths(a, b, f"{where}[{k}]")
+        ]
     return []
 
 
@@ -255,10 +263,12 @@ def test_skypilot_passes_its_schemas() -> None:
     validate = pytest.importorskip("jsonschema").validate
     checked = 0
     for seed in SEEDS:
-        problem, plan, program = written("flashflex", seed)
-        own = Program(tuple(sorted(plan.devices())), program.command, program.files, program.setup)
-        rows = rank_rows(problem.cluster, plan, own.devices)
-        text = skypilot.LAUNCHER.write(problem.cluster, rows, own, LaunchOptions(folder="/plan")).files[skypilot.FILE]
+        problem, plan, program = write_random("flashflex", seed)
+        sorted_program = Program(tuple(sorted(plan.devices())), program.command, program.files, program.setup)
+        rows = rank_rows(problem.cluster, plan, sorted_program.devices)
+        text = skypilot.LAUNCHER.write(problem.cluster, rows, sorted_program, LaunchOptions(folder="/plan")).files[
+            skypilot.FILE
+        ]
         for task in yaml.safe_load_all(text):
             if "run" in task:
                 validate(task, schemas.get_task_schema())
@@ -276,7 +286,7 @@ def _file_of(package: str, end: str) -> Path:
     return next(Path(str(path.locate())) for path in listed if str(path).endswith(end))
 
 
-def _loaded(path: Path, name: str) -> types.ModuleType:
+def _load_module(path: Path, name: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

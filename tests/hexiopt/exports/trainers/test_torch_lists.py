@@ -22,14 +22,14 @@ from hexiopt.problem.problem import Problem
 from hexiopt.schedules.in_flight import largest, stages_in_flight
 from hexiopt.schedules.registry import INTERLEAVED, ONE_F_ONE_B, SPLIT_SCHEDULES
 from tests.hexiopt.exports.random_plans import grid
-from tests.hexiopt.exports.trainers.test_trainers_texts import asked
+from tests.hexiopt.exports.trainers.test_trainers_texts import import_context
 from tests.slow import slow_but
 
 TORCHTITAN = TRAINERS["torchtitan"]
 SEEDS = range(40)
 
 
-def drawn(seed: int, policy: str = "none") -> tuple[Problem, Plan]:
+def draw_split_plan(seed: int, policy: str = "none") -> tuple[Problem, Plan]:
     """A random plan of two stages or more whose backwards are split."""
     rng = random.Random(f"lists {seed}")
     while True:
@@ -44,7 +44,7 @@ def lists_of(problem: Problem, plan: Plan) -> Lists:
     return torch_lists(plan, PlanPricer(problem).place_pipelines(plan)).ranks
 
 
-def loaded(text: str, folder: Path, num_stages: int, num_micro_batches: int) -> Any:
+def load_schedule(text: str, folder: Path, num_stages: int, num_micro_batches: int) -> Any:
     """torch's schedule of the lists, with its messages."""
     pytest.importorskip("torch")
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -61,12 +61,12 @@ def loaded(text: str, folder: Path, num_stages: int, num_micro_batches: int) -> 
 @pytest.mark.parametrize("seed", slow_but(SEEDS[::4], SEEDS))
 def test_torch_loads_the_lists_and_no_rank_waits_for_ever(seed: int, tmp_path: Path) -> None:
     """Even where a send waits for the other rank to receive."""
-    problem, plan = drawn(seed)
+    problem, plan = draw_split_plan(seed)
     num_ranks, chunks = len(plan.pipelines[0].stages), plan.pipelines[0].num_chunks
     batches = plan.pipelines[0].num_micro_batches
     program = TORCHTITAN.write(problem, plan)
     assert "with_name('schedule.csv')" in program.files["hexiopt_plan.py"]
-    schedule = loaded(program.files["schedule.csv"], tmp_path, num_ranks * chunks, batches)
+    schedule = load_schedule(program.files["schedule.csv"], tmp_path, num_ranks * chunks, batches)
     assert schedule.stage_index_to_group_rank == {k: k % num_ranks for k in range(num_ranks * chunks)}
     assert [[str(action) for action in schedule.pipeline_order[rank]] for rank in range(num_ranks)] == [
         list(map(str, actions)) for actions in lists_of(problem, plan)
@@ -111,7 +111,7 @@ def run_by_meeting(ranks: dict[int, list[Any]], num_ranks: int, num_stages: int)
 def test_what_torch_holds_fits_where_the_plan_fits(seed: int) -> None:
     """Until its gradients of weights are computed a micro-batch takes all of its activations, or no more of them are
     held than without split backwards."""
-    problem, plan = drawn(seed)
+    problem, plan = draw_split_plan(seed)
     usual = replace(plan, schedule=INTERLEAVED if plan.pipelines[0].num_chunks > 1 else ONE_F_ONE_B)
     model, ranks = PlanPricer(problem), lists_of(problem, plan)
     cost, placed = model.price(usual), model.place_pipelines(plan)
@@ -130,7 +130,7 @@ def test_what_torch_holds_fits_where_the_plan_fits(seed: int) -> None:
                 assert highest <= room * (1 + 1e-9)
 
 
-def swapped(ranks: Lists, a: TorchAction, b: TorchAction) -> Lists:
+def swap(ranks: Lists, a: TorchAction, b: TorchAction) -> Lists:
     """The lists with two actions in each other's place."""
     other = {a: b, b: a}
     return tuple(tuple(other.get(action, action) for action in rank) for rank in ranks)
@@ -147,19 +147,19 @@ def test_wrong_lists_are_found() -> None:
         check_lists((ranks[0], (*ranks[1][:-1], ranks[1][2])), 2)
     for pair in ((TorchAction(1, "F", 0), TorchAction(1, "F", 1)), (TorchAction(1, "I", 0), TorchAction(1, "W", 0))):
         with pytest.raises(AssertionError, match="wait for each other for ever: at 0I0, 1"):
-            check_lists(swapped(ranks, *pair), 2)
+            check_lists(swap(ranks, *pair), 2)
 
 
 def test_plans_that_recompute_are_refused() -> None:
-    problem, plan = drawn(0, policy="full")
+    problem, plan = draw_split_plan(0, policy="full")
     with pytest.raises(InputError, match=r"each of a layer's weights; plan with workload\.recompute=none"):
         TORCHTITAN.write(problem, plan)
 
 
 def test_the_file_is_not_read_as_another_schedule() -> None:
-    text = TORCHTITAN.write(*drawn(0)).files["hexiopt_plan.py"]
+    text = TORCHTITAN.write(*draw_split_plan(0)).files["hexiopt_plan.py"]
     with pytest.raises(InputError, match=r"pipeline_parallel_schedule_csv.* is a schedule of its own"):
-        TORCHTITAN.read(text, asked())
+        TORCHTITAN.read(text, import_context())
 
 
 def test_torch_recomputes_for_every_weight() -> None:
@@ -233,7 +233,7 @@ def test_a_model_that_runs_the_lists_gets_the_gradients_of_one_process(chunks: i
     from tests.runtime.ranks import run_ranks
 
     for seed in range(1000):
-        problem, plan = drawn(seed)
+        problem, plan = draw_split_plan(seed)
         if (len(plan.pipelines[0].stages), plan.pipelines[0].num_chunks) == (3, chunks):
             break
     pipelines = tuple(replace(pipeline, num_micro_batches=BATCHES) for pipeline in plan.pipelines)

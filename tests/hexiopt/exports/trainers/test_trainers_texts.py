@@ -21,7 +21,7 @@ from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
-from tests.hexiopt.exports.random_plans import LLAMA_7B, cuts, drawn
+from tests.hexiopt.exports.random_plans import LLAMA_7B, cuts, draw_case
 
 CLUSTER = Cluster.of({"a100_80gb_sxm": 8}, name="c")
 
@@ -38,8 +38,8 @@ def test_trainers_that_spread_a_tied_matrix_less_than_is_priced_say_so(name: str
             for p in range(2)
         )
         program = trainer.write(problem, Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero)))
-        said = any("tied matrix" in note for note in program.notes)
-        assert said == (model is tied and zero == 1 and stages == 2), (model.tied_embeddings, zero, stages)
+        has_note = any("tied matrix" in note for note in program.notes)
+        assert has_note == (model is tied and zero == 1 and stages == 2), (model.tied_embeddings, zero, stages)
 
 
 def test_layouts_are_read_back() -> None:
@@ -63,7 +63,7 @@ def test_layouts_may_repeat(text: str, parts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("t*4|tL", "must begin with its one E"),
         ("Et|tLL", "end with its one L"),
@@ -74,8 +74,8 @@ def test_layouts_may_repeat(text: str, parts: list[int]) -> None:
         ("E(t*9999)*9999L", "longer than"),
     ],
 )
-def test_what_is_no_layout_is_refused(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_no_layout_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_layout(text, "x")
 
 
@@ -91,13 +91,13 @@ def test_arguments_of_a_script() -> None:
     python x.py ${ARGS[@]} --seq-length ${LEN:-2048} --split 949,50,1 --micro-batch-size 1 \\
         --micro-batch-size 2 && echo --done | tee $LOG
     """
-    found = read_script(text, "x.sh", ["micro-batch-size"]).arguments
-    assert found["tensor-model-parallel-size"] == ["4"]
-    assert found["pipeline-model-parallel-size"] == ["2"]
-    assert found["seq-length"] == ["2048"]
-    assert found["micro-batch-size"] == ["2"]
-    assert found["bf16"] == []
-    assert "not" not in found
+    arguments = read_script(text, "x.sh", ["micro-batch-size"]).arguments
+    assert arguments["tensor-model-parallel-size"] == ["4"]
+    assert arguments["pipeline-model-parallel-size"] == ["2"]
+    assert arguments["seq-length"] == ["2048"]
+    assert arguments["micro-batch-size"] == ["2"]
+    assert arguments["bf16"] == []
+    assert "not" not in arguments
 
 
 @pytest.mark.parametrize("text", ["", "echo hello", "--x 'open"])
@@ -106,7 +106,7 @@ def test_what_is_no_script_is_refused(text: str) -> None:
         read_script(text, "x.sh", ["micro-batch-size"])
 
 
-def asked(model: ModelSpec | None = LLAMA_7B) -> ImportContext:
+def import_context(model: ModelSpec | None = LLAMA_7B) -> ImportContext:
     return ImportContext("file", CLUSTER, tuple(range(8)), model, Workload(), Space())
 
 
@@ -114,7 +114,7 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("megatron", MEGATRON + "--tensor-model-parallel-size 3", "8 GPUs are not divided by TP 3 times PP 1"),
         ("megatron", MEGATRON.replace("64", "12") + "--bf16", "12 is not divided by 8 pipelines"),
@@ -142,36 +142,38 @@ MEGATRON = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --micro-
         ("accelerate", "a: b", "a: is no key .* distributed_type: is missing"),
     ],
 )
-def test_what_no_plan_expresses_is_refused(name: str, text: str, said: str) -> None:
+def test_what_no_plan_expresses_is_refused(name: str, text: str, message: str) -> None:
     read = TRAINERS[name].read
     assert read is not None
-    with pytest.raises(InputError, match=said):
-        read(text, asked())
+    with pytest.raises(InputError, match=message):
+        read(text, import_context())
 
 
 @pytest.mark.parametrize("name", ["megatron_bridge", "torchtitan", "flashflex", "galvatron", "deepspeed", "accelerate"])
 def test_a_model_is_asked_for_where_the_file_has_none(name: str) -> None:
-    problem, plan = drawn(name, random.Random(1))
+    problem, plan = draw_case(name, random.Random(1))
     text = next(iter(TRAINERS[name].write(problem, plan).files.values()))
     read = TRAINERS[name].read
     assert read is not None
     with pytest.raises(InputError, match="give model=NAME"):
-        read(text, asked(None))
+        read(text, import_context(None))
 
 
 def test_what_flashflex_enforces_holds() -> None:
     """Layers per pipeline, TP dividing heads, the world, whole micro-batches, TP degrees dividing their largest."""
     for seed in range(25):
-        problem, plan = drawn("flashflex", random.Random(seed))
+        problem, plan = draw_case("flashflex", random.Random(seed))
         program = TRAINERS["flashflex"].write(problem, plan)
         data = json.loads(program.files["flashflex.json"])
-        assert all(sum(own) == problem.model.num_layers for own in data["layer_partitions"])
-        assert [len(own) for own in data["hetero_configs"]] == [len(own) for own in data["layer_partitions"]]
-        degrees = [tp for own in data["hetero_configs"] for tp in own]
+        assert all(sum(layers) == problem.model.num_layers for layers in data["layer_partitions"])
+        assert [len(tps) for tps in data["hetero_configs"]] == [len(layers) for layers in data["layer_partitions"]]
+        degrees = [tp for tps in data["hetero_configs"] for tp in tps]
         assert sum(degrees) == len(program.devices)
         assert all(problem.model.num_heads % tp == 0 and max(degrees) % tp == 0 for tp in degrees)
-        own = data["hexiopt"]
-        assert all(total % count == 0 for total, count in zip(own["global_bsz_size"], own["chunks"], strict=True))
+        section = data["hexiopt"]
+        assert all(
+            total % count == 0 for total, count in zip(section["global_bsz_size"], section["chunks"], strict=True)
+        )
         stages = [[len(devices) for devices in pipeline] for pipeline in data["devices_id"]]
         assert stages == data["hetero_configs"]
 
@@ -179,7 +181,7 @@ def test_what_flashflex_enforces_holds() -> None:
 def test_what_galvatron_enforces_holds() -> None:
     """Lists as long as the layers, TP dividing a stage's GPUs, the division, whole batches."""
     for seed in range(25):
-        problem, plan = drawn("galvatron", random.Random(seed))
+        problem, plan = draw_case("galvatron", random.Random(seed))
         program = TRAINERS["galvatron"].write(problem, plan)
         data = json.loads(program.files["galvatron.json"])
         lists = {
@@ -188,7 +190,7 @@ def test_what_galvatron_enforces_holds() -> None:
             if isinstance(data[key], str) and "," in data[key]
         }
         layers = problem.model.num_layers
-        assert {len(own) for key, own in lists.items() if key != "pp_division"} == {layers}
+        assert {len(values) for key, values in lists.items() if key != "pp_division"} == {layers}
         width, rest = divmod(len(program.devices), data["pp_deg"])
         assert rest == 0
         assert all(width % tp == 0 for tp in lists["tp_sizes_enc"])

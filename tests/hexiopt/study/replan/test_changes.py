@@ -25,18 +25,18 @@ LAYERS = TINY.num_layers
 
 
 def before() -> hx.PlacedPlan:
-    pipelines = [Pipeline((Stage.of(own, 0, LAYERS),), n) for own, n in (((0, 1), 2), ((2, 3), 1), ((4, 5), 1))]
+    pipelines = [Pipeline((Stage.of(devices, 0, LAYERS),), n) for devices, n in (((0, 1), 2), ((2, 3), 1), ((4, 5), 1))]
     return hx.PlacedPlan.of(PROBLEM, Plan(tuple(pipelines), sharding=Sharding(1)))
 
 
 def test_a_slow_device_takes_its_share_longer_alone_and_in_its_group() -> None:
     slow = PROBLEM.replace(cluster=GPUS.with_speeds({"b:1": 0.5}))
-    own, then = StageModel(slow), StageModel(PROBLEM)
+    slow_model, old_model = StageModel(slow), StageModel(PROBLEM)
     for devices, ratio in (((2,), 1.0), ((3,), 2.0)):
-        now_s, before_s = (sum(model.layer_s(model.tp_group(devices), 1, "none")) for model in (own, then))
+        now_s, before_s = (sum(model.layer_s(model.tp_group(devices), 1, "none")) for model in (slow_model, old_model))
         assert now_s == pytest.approx(ratio * before_s)
-    pair = [sum(own.layer_s(own.tp_group(devices), 1, "none")) for devices in ((2, 3), (4, 5))]
-    assert pair[0] > pair[1] == pytest.approx(sum(then.layer_s(then.tp_group((4, 5)), 1, "none")))
+    pair = [sum(slow_model.layer_s(slow_model.tp_group(devices), 1, "none")) for devices in ((2, 3), (4, 5))]
+    assert pair[0] > pair[1] == pytest.approx(sum(old_model.layer_s(old_model.tp_group((4, 5)), 1, "none")))
 
 
 def test_a_slow_machine_is_of_a_slow_type() -> None:
@@ -46,8 +46,8 @@ def test_a_slow_machine_is_of_a_slow_type() -> None:
     assert slow.with_speeds({"b": 1.0}) == GPUS
     mixed = slow.with_speeds({"b:3": 0.25})
     assert mixed.speeds == {"b:0": 0.5, "b:1": 0.5, "b:2": 0.5, "b:3": 0.25}
-    for one in (slow, mixed):
-        assert cluster_from_section(Section(cluster_to_dict(one), "written")) == one
+    for changed_cluster in (slow, mixed):
+        assert cluster_from_section(Section(cluster_to_dict(changed_cluster), "written")) == changed_cluster
     assert cluster_to_dict(GPUS).keys() == cluster_to_dict(slow).keys() - {"slow"}
 
 
@@ -62,16 +62,16 @@ def test_solvers_plan_around_a_slow_device(solver: str) -> None:
 
 def test_the_best_of_all_plans_is_not_that_of_equal_devices() -> None:
     small = cluster(("a", "fast", 1), ("b", "slow", 2), network_gb_per_s=1.0)
-    found = {}
+    best_s = {}
     for name in ("b:0", "b:1"):
         problem = Problem(small.with_speeds({name: 0.3}), TINY, BATCH_OF_4, SMALL_SPACE)
-        _, found[name] = best_plan(problem)
-        assert hx.lower_bound(problem, 1.0) <= found[name]
-    assert found["b:0"] == pytest.approx(found["b:1"])
+        _, best_s[name] = best_plan(problem)
+        assert hx.lower_bound(problem, 1.0) <= best_s[name]
+    assert best_s["b:0"] == pytest.approx(best_s["b:1"])
 
 
 @pytest.mark.parametrize(
-    ("slow", "said"),
+    ("slow", "message"),
     [
         ({"b:9": 0.5}, "slow: 'b:9' is out of range; b has 4 device"),
         ({"q": 0.5}, "slow: 'q' is not a machine of the cluster"),
@@ -81,27 +81,27 @@ def test_the_best_of_all_plans_is_not_that_of_equal_devices() -> None:
         ({"b:1": 1.0}, "nothing has changed"),
     ],
 )
-def test_bad_speeds_are_one_line(slow: dict[str, Any], said: str) -> None:
-    with pytest.raises(hx.InputError, match=said):
+def test_bad_speeds_are_one_line(slow: dict[str, Any], message: str) -> None:
+    with pytest.raises(hx.InputError, match=message):
         change(before(), PROBLEM, slow=slow)
 
 
 def test_machines_are_added_by_list_mapping_and_file(tmp_path: Path) -> None:
     entry = {"name": "c", "gpu": "slow", "num_gpus": 2, "intra_bandwidth_gb_per_s": 25, "count": 2}
     (tmp_path / "more.yaml").write_text(f"machines: [{json.dumps(entry)}]\n")
-    own = {"name": "d", "gpu": "new", "num_gpus": 1, "nic_bandwidth_gb_per_s": 3}
+    new_machine = {"name": "d", "gpu": "new", "num_gpus": 1, "nic_bandwidth_gb_per_s": 3}
     listed = with_machines(GPUS, [entry])
     assert [machine.name for machine in listed.machines] == ["a", "b", "c-0", "c-1"]
     assert listed.machines[2].nic_bandwidth_bytes_per_s == GPUS.inter_bandwidth_bytes_per_s
     assert listed.machines[2].gpu == GPUS.machines[1].gpu
     assert with_machines(GPUS, {"machines": [entry]}) == with_machines(GPUS, tmp_path / "more.yaml") == listed
     types = {"new": {"tflops": 10, "memory_gib": 8, "hbm_gb_per_s": 100}}
-    assert with_machines(GPUS, {"machines": [own], "gpus": types}).machines[-1].nic_bandwidth_bytes_per_s == 3e9
-    for added, said in (
+    assert with_machines(GPUS, {"machines": [new_machine], "gpus": types}).machines[-1].nic_bandwidth_bytes_per_s == 3e9
+    for added, message in (
         ([{**entry, "name": "a"}], "'a' is a machine of the cluster already"),
-        ([own], "'new' is not a known GPU"),
+        ([new_machine], "'new' is not a known GPU"),
     ):
-        with pytest.raises(hx.InputError, match=said):
+        with pytest.raises(hx.InputError, match=message):
             with_machines(GPUS, added)
     new = hx.replan(before(), added=[entry], max_steps=40, time_limit_s=600)
     assert new.replacements[0].moving_s == 0.0
@@ -157,14 +157,19 @@ def test_broken_pipelines_go_on_without_what_was_lost() -> None:
 
 def test_constraints_on_the_shape_are_lifted_fewest_first_and_no_others() -> None:
     space = SMALL_SPACE.replace(num_pipelines=3, max_tp=2, exclude=("a",), memory_headroom=0.1)
-    found = relaxations(space)
-    assert [dropped for _, dropped in found] == [(), ("num_pipelines",), ("num_pipelines", "max_tp")]
-    assert [(one.num_pipelines, one.num_stages, one.max_tp) for one, _ in found] == [
+    relaxed_spaces = relaxations(space)
+    assert [dropped for _, dropped in relaxed_spaces] == [(), ("num_pipelines",), ("num_pipelines", "max_tp")]
+    assert [
+        (relaxed_space.num_pipelines, relaxed_space.num_stages, relaxed_space.max_tp)
+        for relaxed_space, _ in relaxed_spaces
+    ] == [
         (3, None, 2),
         (None, None, 2),
         (None, None, None),
     ]
-    assert all((one.exclude, one.memory_headroom) == (("a",), 0.1) for one, _ in found)
+    assert all(
+        (relaxed_space.exclude, relaxed_space.memory_headroom) == (("a",), 0.1) for relaxed_space, _ in relaxed_spaces
+    )
     assert relaxations(SMALL_SPACE) == [(SMALL_SPACE, ())]
     assert [dropped for _, dropped in relaxations(SMALL_SPACE.replace(max_tp=1))] == [(), ("max_tp",)]
 

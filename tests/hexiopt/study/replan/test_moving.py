@@ -27,7 +27,10 @@ def stages(*groups: tuple[int, ...], layers: tuple[int, ...] | None = None) -> t
 
 
 def plan(*pipelines: tuple[Stage, ...], zero: int = 0, groups: str = "all") -> Plan:
-    return Plan(tuple(Pipeline(own, 4 // len(pipelines)) for own in pipelines), sharding=Sharding(zero, groups))
+    return Plan(
+        tuple(Pipeline(pipeline_stages, 4 // len(pipelines)) for pipeline_stages in pipelines),
+        sharding=Sharding(zero, groups),
+    )
 
 
 def test_the_same_plan_moves_nothing() -> None:
@@ -59,13 +62,13 @@ def test_frozen_weights_move_as_stored_with_adapters_and_their_moments() -> None
 def test_a_copy_in_the_same_machine_is_nearer() -> None:
     before = plan(stages((0,)), stages((2,)))
     moved = moving(PROBLEM, before, PROBLEM, plan(stages((1,)), stages((3,))))
-    assert {(one.device, one.source) for one in moved.transfers} == {(1, 0), (3, 2)}
+    assert {(transfer.device, transfer.source) for transfer in moved.transfers} == {(1, 0), (3, 2)}
     assert moved.num_bytes == pytest.approx(2 * STATES * TINY.num_params)
 
 
 def test_tensor_parallel_ranks_fetch_their_part() -> None:
     moved = moving(PROBLEM, plan(stages((0,))), PROBLEM, plan(stages((0, 2))))
-    assert [(one.device, one.source) for one in moved.transfers] == [(2, 0)]
+    assert [(transfer.device, transfer.source) for transfer in moved.transfers] == [(2, 0)]
     assert moved.num_bytes == pytest.approx(STATES * TINY.num_params / 2)
     assert moved.seconds() == pytest.approx(moved.num_bytes / 10e9)
 
@@ -78,7 +81,7 @@ def test_a_lost_shard_sends_all_back_to_a_checkpoint() -> None:
         after = plan(stages((0,)), stages((2,)), zero=zero)
         moved = moving(PROBLEM, before, less, after)
         assert moved.from_checkpoint == lost
-        assert all((one.source is None) == lost for one in moved.transfers)
+        assert all((transfer.source is None) == lost for transfer in moved.transfers)
         assert moved.num_bytes == pytest.approx(2 * 2 * TINY.num_params + 12 * TINY.num_params if lost else 0.0)
     read = Moving(PROBLEM, (Transfer(0, None, 6e9), Transfer(1, None, 4e9)), from_checkpoint=True)
     assert read.seconds() == pytest.approx(1.0)
@@ -106,11 +109,11 @@ def test_a_wider_zero_group_takes_its_shards_from_all_holders() -> None:
 @st.composite
 def holdings(draw: st.DrawFn) -> list[Interval]:
     """Up to six devices with one interval each."""
-    found = []
+    intervals = []
     for device in draw(st.permutations(range(6)))[: draw(st.integers(1, 6))]:
         start = draw(st.integers(0, ATOMS - 1))
-        found.append((device, start / ATOMS, draw(st.integers(start + 1, ATOMS)) / ATOMS))
-    return found
+        intervals.append((device, start / ATOMS, draw(st.integers(start + 1, ATOMS)) / ATOMS))
+    return intervals
 
 
 def atoms(held: list[Interval]) -> dict[int, list[int]]:
@@ -127,8 +130,8 @@ def test_missing_parts_are_those_of_atoms(have: list[Interval], needs: list[Inte
             if device not in holders[k]:
                 key = device, tuple(holders[k])
                 expected[key] = expected.get(key, 0) + 1
-    found = {(device, sources): part * ATOMS for device, sources, part in _missing(have, needs)}
-    assert found == pytest.approx(expected)
+    missing = {(device, sources): part * ATOMS for device, sources, part in _missing(have, needs)}
+    assert missing == pytest.approx(expected)
 
 
 @given(holdings(), st.lists(st.integers(0, 1), min_size=6, max_size=6))
@@ -136,8 +139,8 @@ def test_shards_cut_what_is_held_once_in_each_group(held: list[Interval], groups
     """In each group every part that somebody holds is in exactly one shard, of somebody who holds it."""
     shards = _shard(held, groups)
     for group in set(groups):
-        own = [interval for interval in held if groups[interval[0]] == group]
-        covered = sum(1 for wanting in atoms(own).values() if wanting) / ATOMS
+        intervals = [interval for interval in held if groups[interval[0]] == group]
+        covered = sum(1 for wanting in atoms(intervals).values() if wanting) / ATOMS
         assert sum(end - start for device, start, end in shards if groups[device] == group) == pytest.approx(covered)
     for device, start, end in shards:
-        assert any(one == device and a - 1e-9 <= start and end <= b + 1e-9 for one, a, b in held)
+        assert any(holder == device and a - 1e-9 <= start and end <= b + 1e-9 for holder, a, b in held)

@@ -23,12 +23,12 @@ def chain(*devices: int) -> tuple[Stage, ...]:
     return Stage.of(devices[:1], 0, half), Stage.of(devices[1:], half, LAYERS)
 
 
-def placed(*pipelines: Pipeline, zero: int = 0) -> hx.PlacedPlan:
+def place_plan(*pipelines: Pipeline, zero: int = 0) -> hx.PlacedPlan:
     return hx.PlacedPlan.of(PROBLEM, Plan(pipelines, sharding=Sharding(zero)))
 
 
 def test_whole_pipelines_go_on_and_share_the_batch() -> None:
-    before = placed(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
+    before = place_plan(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
     less = PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("c:1",)))
     plan = whole_pipelines(before, PlanPricer(less))
     assert plan is not None
@@ -37,12 +37,12 @@ def test_whole_pipelines_go_on_and_share_the_batch() -> None:
     assert [pipeline.num_micro_batches for pipeline in plan.pipelines] == [3, 1]
     assert whole_pipelines(before, PlanPricer(PROBLEM)) == before
     without_c = PlanPricer(less.replace(space=SMALL_SPACE.replace(exclude=("c",))))
-    assert whole_pipelines(placed(Pipeline(chain(0, 4), 4)), without_c) is None
+    assert whole_pipelines(place_plan(Pipeline(chain(0, 4), 4)), without_c) is None
 
 
 def test_like_gpus_are_exchanged_so_that_weights_stay() -> None:
     """The same plan on other devices of the same kinds is the plan itself."""
-    before = placed(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
+    before = place_plan(Pipeline(chain(0, 1), 2), Pipeline(chain(2, 3), 1), Pipeline(chain(4, 5), 1))
     exchanged = Plan((Pipeline(chain(1, 0), 2), Pipeline(chain(5, 4), 1), Pipeline(chain(3, 2), 1)))
     assert stay(before, exchanged, PlanPricer(PROBLEM)).pipelines[0].stages == chain(0, 1)
     moved = stay(before, exchanged, PlanPricer(PROBLEM))
@@ -50,7 +50,7 @@ def test_like_gpus_are_exchanged_so_that_weights_stay() -> None:
 
 
 def test_moving_is_spread_over_the_horizon() -> None:
-    before = placed(Pipeline(chain(0, 1), 4))
+    before = place_plan(Pipeline(chain(0, 1), 4))
     cost = hx.price(PROBLEM, before)
     for horizon_steps in (10.0, 1000.0):
         price = MovingPricer(PlanPricer(PROBLEM), lambda _: 5.0, horizon_steps).price(before)
@@ -62,18 +62,18 @@ def test_the_horizon_decides() -> None:
     """A machine that comes back: a short horizon goes on as before, a long one moves states to it."""
     less = PROBLEM.replace(space=SMALL_SPACE.replace(exclude=("a",)))
     before = hx.solve(less, max_steps=60, time_limit_s=600).found()
-    found = {}
+    replans = {}
     for horizon_steps in (1e-3, 1e6):
         new = hx.replan(before, PROBLEM, horizon_steps=horizon_steps, max_steps=200, time_limit_s=600, restart_s=1.0)
-        found[horizon_steps] = new
+        replans[horizon_steps] = new
         assert new.replacements[0].moving_s == 0.0
         assert new.replacements[0].plan == before
-        times = [(one.moving_s, -one.cost.step_time_s) for one in new.replacements]
+        times = [(replacement.moving_s, -replacement.cost.step_time_s) for replacement in new.replacements]
         assert times == sorted(times)
-        assert all(hx.check(PROBLEM, one.plan) == [] for one in new.replacements)
+        assert all(hx.check(PROBLEM, replacement.plan) == [] for replacement in new.replacements)
         assert new.replacements[-1].cost.step_time_s < before.cost.step_time_s
-    assert found[1e-3].best.name == LEAST
-    assert found[1e6].best.name == found[1e6].replacements[-1].name != LEAST
+    assert replans[1e-3].best.name == LEAST
+    assert replans[1e6].best.name == replans[1e6].replacements[-1].name != LEAST
     assert new.pays_back_steps(new.replacements[0]) is None
     steps = new.pays_back_steps(new.best)
     assert steps is not None

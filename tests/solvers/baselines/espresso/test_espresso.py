@@ -45,16 +45,16 @@ def plan(*lines: tuple[tuple[int, ...], tuple[int, ...]], cut: int = 2, batches:
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = SPACES["espresso"].first_violation(small.easy(), tried)
-    assert said is None if broken is None else said is not None and broken in said
+    violation = SPACES["espresso"].first_violation(small.easy(), tried)
+    assert violation is None if broken is None else violation is not None and broken in violation
 
 
 def test_first_stages_go_to_types_with_room_for_activations() -> None:
     """Of two types as fast as each other, the one with more memory comes first, where most micro-batches wait."""
-    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), fast_gib=1.6, slow_gib=16.0)
-    alike = replace(own.machines[1].gpu, flops_bf16=own.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
-    machines = (own.machines[0], replace(own.machines[1], gpu=alike))
-    problem = Problem(replace(own, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
+    cluster = small.cluster(("a", "fast", 1), ("b", "slow", 1), fast_gib=1.6, slow_gib=16.0)
+    alike = replace(cluster.machines[1].gpu, flops_bf16=cluster.machines[0].gpu.flops_bf16, hbm_bytes_per_s=1.5e12)
+    machines = (cluster.machines[0], replace(cluster.machines[1], gpu=alike))
+    problem = Problem(replace(cluster, machines=machines), small.TINY, Workload(32, 2048, recompute="none"), Space())
     planner = EspressoPlanner(GridEstimates(PlanPricer(problem)), Objective(), frozenset({0, 1}))
     roomy = [m[0] for m in planner.machines].index((1,))
     choice = next(c for c in planner.choices(("none",)) if (c.tp, c.dp, c.size) == (1, 1, 1))
@@ -63,8 +63,8 @@ def test_first_stages_go_to_types_with_room_for_activations() -> None:
 
 def test_layers_by_speed_on_every_type() -> None:
     """The fast machine gets more layers of a stage than the slow one."""
-    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=100.0)
-    problem = Problem(own, replace(small.TINY, num_layers=12), Workload(64, 2048), Space(num_stages=2))
+    cluster = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=100.0)
+    problem = Problem(cluster, replace(small.TINY, num_layers=12), Workload(64, 2048), Space(num_stages=2))
     result = make_solver("espresso").solve(problem, Budget(3600.0))
     assert result.plan is not None
     (pipeline,) = result.plan.pipelines
@@ -74,8 +74,8 @@ def test_layers_by_speed_on_every_type() -> None:
 
 def test_it_finds_the_best_of_a_few_hundred() -> None:
     """All plans of two GPUs: types, orders, layers, micro-batches, policies; one stage or two."""
-    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=1.0, fast_gib=2.0, slow_gib=2.0)
-    problem = Problem(own, small.TINY, Workload(8, 2048, schedule="1f1b", optimizer_sharding="0"), Space())
+    cluster = small.cluster(("a", "fast", 1), ("b", "slow", 1), network_gb_per_s=1.0, fast_gib=2.0, slow_gib=2.0)
+    problem = Problem(cluster, small.TINY, Workload(8, 2048, schedule="1f1b", optimizer_sharding="0"), Space())
     model, best = PlanPricer(problem), float("inf")
     for policy in ("none", "selective", "full"):
         for size in (1, 2, 4, 8):
@@ -92,9 +92,9 @@ def test_it_finds_the_best_of_a_few_hundred() -> None:
 
 def test_of_many_types_numbers_of_stages_are_evenly_spaced() -> None:
     """All of a few types; of eight, few enough for memory, with none and all of each type among them."""
-    assert [own.tolist() for own in _numbers([2, 0, 3])] == [[0, 1, 2], [0], [0, 1, 2, 3]]
+    assert [counts.tolist() for counts in _numbers([2, 0, 3])] == [[0, 1, 2], [0], [0, 1, 2, 3]]
     many = [16, 26, 40, 28, 18, 46, 5, 24]
     numbers = _numbers(many)
     assert math.prod(map(len, numbers)) * len(many) <= _COUNTS
-    assert [(own[0], own[-1]) for own in numbers] == [(0, n) for n in many]
-    assert all((own[1:] > own[:-1]).all() for own in numbers)
+    assert [(counts[0], counts[-1]) for counts in numbers] == [(0, n) for n in many]
+    assert all((counts[1:] > counts[:-1]).all() for counts in numbers)

@@ -41,8 +41,8 @@ CONF = ROOT / "conf"
 
 def setting_2() -> Problem:
     """HexiScale's setting 2: 8 × 3080 Ti (0 to 7), 3090, 4090, A800 (24 to 31); Llama-2 7B."""
-    own = read_cluster(CONF / "cluster" / "hexiscale_setting_2.yaml")
-    return Problem(own, read_model(CONF / "model" / "llama2_7b.yaml"))
+    cluster = read_cluster(CONF / "cluster" / "hexiscale_setting_2.yaml")
+    return Problem(cluster, read_model(CONF / "model" / "llama2_7b.yaml"))
 
 
 # The released rules. Expected values: functions of its folder `experimental/`, run on the same input.
@@ -79,8 +79,8 @@ def test_the_released_order_of_parts(weights: list[list[int]], order: list[int])
 @pytest.mark.parametrize(("inside", "between", "weighs"), [(25, 400, [0, 0]), (400, 15, [0, 1]), (5, 1, [2, 9])])
 def test_released_reciprocals_are_rounded(inside: float, between: float, weighs: list[int]) -> None:
     """25 and 400 GB/s look alike."""
-    own = problems.cluster(("l40s", 2, inside), ("l40s", 2, inside), network_gb_per_s=between)
-    search = ReleasedSearch(FlashFlexPricer(Problem(own, problems.model("llama2_7b", 4))), random.Random(0))
+    cluster = problems.cluster(("l40s", 2, inside), ("l40s", 2, inside), network_gb_per_s=between)
+    search = ReleasedSearch(FlashFlexPricer(Problem(cluster, problems.model("llama2_7b", 4))), random.Random(0))
     assert [search.reciprocal[0, 1], search.reciprocal[0, 2]] == weighs
 
 
@@ -119,24 +119,24 @@ def test_published_seconds_are_flashflex_s_and_memory_is_ours() -> None:
 
 
 @cache
-def planned(defects: str) -> Result:
+def solve_setting_2(defects: str) -> Result:
     return FlashFlex(defects).solve(setting_2(), Budget(3600.0))
 
 
 @pytest.mark.slow  # of a smaller problem, as published, `test_every_baseline` asks it
 @pytest.mark.parametrize("defects", ["as_published", "as_released"])
 def test_plans_are_in_the_space_of_their_search(defects: str) -> None:
-    problem, own, result = setting_2(), FlashFlex(defects), planned(defects)
+    problem, solver, result = setting_2(), FlashFlex(defects), solve_setting_2(defects)
     assert result.plan is not None
     assert violations(problem, result.plan, result.cost) == []
-    space = FLASHFLEX_AS_RELEASED if own.released else SPACES["flashflex"]
+    space = FLASHFLEX_AS_RELEASED if solver.released else SPACES["flashflex"]
     assert space.first_violation(problem, result.plan) is None
     assert sorted(result.plan.devices()) == list(range(32))
 
 
 @pytest.mark.slow
 def test_the_defects_cost_much() -> None:
-    assert 1.1 * planned("as_published").objective < planned("as_released").objective
+    assert 1.1 * solve_setting_2("as_published").objective < solve_setting_2("as_released").objective
 
 
 def test_what_is_not_in_its_space() -> None:
@@ -165,8 +165,8 @@ def test_what_is_not_in_its_space() -> None:
 
 def two_together(problem: Problem, plan: Plan) -> list[int]:
     """Stages of the first pipeline that stand on the machine of the next, but not on that of the one after."""
-    own = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in plan.pipelines[0].stages]
-    return [k for k in range(len(own) - 2) if own[k] == own[k + 1] != own[k + 2]]
+    machines = [int(problem.cluster.machine_of[stage.devices[0]]) for stage in plan.pipelines[0].stages]
+    return [k for k in range(len(machines) - 2) if machines[k] == machines[k + 1] != machines[k + 2]]
 
 
 def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
@@ -190,6 +190,6 @@ def test_a_pipeline_does_not_come_back_to_a_machine() -> None:
 
 def test_a_graph_of_too_many_gpus_is_refused() -> None:
     data = {"name": "many", "gpu": "l40s", "num_gpus": 8, "intra_bandwidth_gb_per_s": 20, "count": 65}
-    own = cluster_from_section(Section({"name": "large", "machines": [data], **NETWORK}, "large"))
+    cluster = cluster_from_section(Section({"name": "large", "machines": [data], **NETWORK}, "large"))
     with pytest.raises(InputError, match="520 devices are more than the 512"):
-        FlashFlex().solve(Problem(own, problems.model("llama2_7b", 8)), Budget(1.0))
+        FlashFlex().solve(Problem(cluster, problems.model("llama2_7b", 8)), Budget(1.0))

@@ -90,7 +90,7 @@ def make_plan(
     return Plan(tuple(built))
 
 
-def aligned(num_micro_batches: int, micro_batch_size: int) -> Plan:
+def aligned_plan(num_micro_batches: int, micro_batch_size: int) -> Plan:
     """Setting 2: eight pipelines, each with one device of every machine; aligned layers."""
     pipelines = [[((8 * m + q,), n) for m, n in enumerate((2, 3, 7, 20))] for q in range(8)]
     return make_plan(pipelines, num_micro_batches, micro_batch_size)
@@ -111,9 +111,9 @@ def random_plan(problem: Problem, rng: random.Random) -> Plan:
     count = rng.randint(1, min(6, len(groups)))
     pipelines = []
     for p in range(count):
-        own = groups[p::count][:layers]
-        cuts = [0, *sorted(rng.sample(range(1, layers), len(own) - 1)), layers]
-        stages = tuple(Stage.of(g, a, b, "full") for g, a, b in zip(own, cuts[:-1], cuts[1:], strict=True))
+        pipeline_groups = groups[p::count][:layers]
+        cuts = [0, *sorted(rng.sample(range(1, layers), len(pipeline_groups) - 1)), layers]
+        stages = tuple(Stage.of(g, a, b, "full") for g, a, b in zip(pipeline_groups, cuts[:-1], cuts[1:], strict=True))
         pipelines.append(Pipeline(stages, rng.choice([1, 2, 3, 5, 16, 40]), rng.choice([1, 2, 4])))
     return Plan(tuple(pipelines))
 
@@ -225,18 +225,20 @@ def test_aligned_plan_gives_the_annealers_figure() -> None:
     """The released code gives 35.226356021636725 s and 28.796649101563027 s for these two."""
     problem = problem_of(ROWS[0])
     pricer, by_rule = FlashFlexPricer(problem), FlashFlexPricer(problem, micro_batch_rule=True)
-    cost = pricer.price(aligned(8, 4))
+    cost = pricer.price(aligned_plan(8, 4))
     assert cost.step_time_s == pytest.approx(35.226356021636725, rel=1e-12)
     assert round(cost.tokens_per_s) == ROWS[0].annealer_tokens_per_s
-    assert pricer.price(aligned(32, 1)).step_time_s == pytest.approx(28.796649101563027, rel=1e-12)
-    assert by_rule.price(aligned(32, 1)).step_time_s == pytest.approx(cost.step_time_s, rel=1e-12)
+    assert pricer.price(aligned_plan(32, 1)).step_time_s == pytest.approx(28.796649101563027, rel=1e-12)
+    assert by_rule.price(aligned_plan(32, 1)).step_time_s == pytest.approx(cost.step_time_s, rel=1e-12)
 
 
 def test_rule_counts_only_the_sequences_really_processed() -> None:
     problem = problem_of(ROWS[0])
     by_rule = FlashFlexPricer(problem, micro_batch_rule=True)
-    three = replace(aligned(1, 1), pipelines=aligned(1, 1).pipelines[:3])
-    tens = replace(aligned(8, 1), pipelines=tuple(replace(p, micro_batch_size=10) for p in aligned(8, 1).pipelines[:3]))
+    three = replace(aligned_plan(1, 1), pipelines=aligned_plan(1, 1).pipelines[:3])
+    tens = replace(
+        aligned_plan(8, 1), pipelines=tuple(replace(p, micro_batch_size=10) for p in aligned_plan(8, 1).pipelines[:3])
+    )
     as_planned = FlashFlexPricer(problem).price(tens)
     cost = by_rule.price(three)
     assert cost.tokens_per_s == pytest.approx(as_planned.tokens_per_s)
@@ -248,7 +250,7 @@ def test_rule_counts_only_the_sequences_really_processed() -> None:
 def test_pricer_is_what_a_search_asks() -> None:
     problem = problem_of(ROWS[0])
     pricer: Pricer = FlashFlexPricer(problem)
-    plan = aligned(32, 1)
+    plan = aligned_plan(32, 1)
     assert pricer.policies() == ("full",)
     assert pricer.tp_group((0,)) == pricer.tp_group((5,)) != pricer.tp_group((8,))
     assert len({pricer.tp_group((0, 1)), pricer.tp_group((1, 0)), pricer.tp_group((0,))}) == 2
@@ -292,7 +294,7 @@ def test_refuses_what_the_formulas_do_not_cover() -> None:
 
 def test_schedule_and_sharding_do_not_matter() -> None:
     pricer = FlashFlexPricer(problem_of(ROWS[0]))
-    plan = aligned(32, 1)
+    plan = aligned_plan(32, 1)
     assert pricer.price(plan) == pricer.price(replace(plan, schedule=GPIPE, sharding=Sharding(1)))
 
 

@@ -32,7 +32,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
     problem = mixed.tight_memory()
     model = PlanPricer(problem)
     planner = StagePlanner(model)
-    order, found = tuple(range(8)), 0
+    order, num_splits = tuple(range(8)), 0
     for tp in (1, 2, 4):
         if 8 // stages % tp:
             continue
@@ -52,7 +52,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
             return max(memory.stage_of_layers(chunk, *ends, held, spread).total for memory in memories)
 
         for split in planner.splits(order, choice):
-            found += 1
+            num_splits += 1
             assert sum(option.num_layers for option in split) == 16
             for s, option in enumerate(split):
                 n, k = option.num_layers, option.recomputed
@@ -64,7 +64,7 @@ def test_as_few_layers_recompute_as_fit(zero: int, stages: int) -> None:
                     for tp_group in tp_groups
                 ]
                 assert option.forward_s + option.backward_s == pytest.approx(max(seconds))
-    assert found
+    assert num_splits
 
 
 def test_layers_move_from_the_balance_of_memory_to_that_of_time() -> None:
@@ -82,16 +82,16 @@ def test_layers_move_from_the_balance_of_memory_to_that_of_time() -> None:
 
 def test_unequal_gpus_are_planned_as_the_slowest() -> None:
     """Two machines of two types: the layers of equal machines, whatever the other type is."""
-    own = mixed.cluster(("rtx_3090", 4, 12), ("h100_80gb_sxm", 4, 12), network_gb_per_s=12.5)
+    cluster = mixed.cluster(("rtx_3090", 4, 12), ("h100_80gb_sxm", 4, 12), network_gb_per_s=12.5)
     equal = mixed.cluster(("rtx_3090", 4, 12), ("rtx_3090", 4, 12), network_gb_per_s=12.5)
-    base: Problem = replace(mixed.tight_memory(), cluster=own)
+    base: Problem = replace(mixed.tight_memory(), cluster=cluster)
     choice = GalvatronChoice((2, 2, 2, 2), 1, 3, 1, 32, POLICIES)
-    found = [
+    splits = [
         StagePlanner(PlanPricer(problem)).splits(tuple(range(8)), choice)
         for problem in (base, replace(base, cluster=equal))
     ]
-    assert found[0]
-    assert found[0] == found[1]
+    assert splits[0]
+    assert splits[0] == splits[1]
 
 
 def test_unequal_degrees_become_replicas() -> None:
@@ -115,7 +115,7 @@ def stages(*cuts: int, devices: tuple[int, ...]) -> tuple[Stage, ...]:
     """Stages of as many devices each, layers cut at `cuts`."""
     ranges = list(pairwise((0, *cuts, 6)))
     width = len(devices) // len(ranges)
-    return tuple(Stage.of(devices[k * width : (k + 1) * width], *own) for k, own in enumerate(ranges))
+    return tuple(Stage.of(devices[k * width : (k + 1) * width], *layers) for k, layers in enumerate(ranges))
 
 
 REFUSED = {

@@ -30,23 +30,23 @@ from tests.solvers.baselines.published_spaces import SPACES
 
 def pair() -> Problem:
     """A fast and three slow GPUs, one each a machine, on a network as fast as their own links."""
-    own = small.cluster(("a", "fast", 1), ("b", "slow", 1), ("c", "slow", 2), network_gb_per_s=100.0)
-    return Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
+    cluster = small.cluster(("a", "fast", 1), ("b", "slow", 1), ("c", "slow", 2), network_gb_per_s=100.0)
+    return Problem(cluster, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
 
 
 def plan(*stages: Stage, batches: int = 4, size: int = 8) -> Plan:
     return Plan((Pipeline(stages, batches, size),), ONE_F_ONE_B, Sharding(1))
 
 
-def shared(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], policy: str = "none") -> Stage:
+def shared_stage(layers: tuple[int, int], *replicas: tuple[tuple[int, ...], int], policy: str = "none") -> Stage:
     return Stage.of_replicas(tuple(Replica(devices, samples) for devices, samples in replicas), (layers,), (policy,))
 
 
 # a:0 is device 0, b:0 is 1, c:0 and c:1 are 2 and 3.
-UNSHARDED = plan(shared((0, 3), ((0,), 6), ((1,), 2)), shared((3, 4), ((2,), 4), ((3,), 4)))
+UNSHARDED = plan(shared_stage((0, 3), ((0,), 6), ((1,), 2)), shared_stage((3, 4), ((2,), 4), ((3,), 4)))
 LANES = Plan(
     tuple(
-        Pipeline((shared((0, 3), ((first,), 4)), shared((3, 4), ((second,), 4))), 4, 4)
+        Pipeline((shared_stage((0, 3), ((first,), 4)), shared_stage((3, 4), ((second,), 4))), 4, 4)
         for first, second in ((0, 2), (1, 3))
     ),
     ONE_F_ONE_B,
@@ -61,17 +61,26 @@ LANES = Plan(
         (LANES, None),
         (replace(UNSHARDED, schedule=GPIPE), "schedule gpipe"),
         (replace(UNSHARDED, sharding=Sharding(2)), "ZeRO-2"),
-        (plan(shared((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")), "several recompute policies"),
-        (plan(shared((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "unequal TP degrees in a stage"),
-        (plan(Stage.of((1,), 0, 1), Stage.of((0,), 1, 3), shared((3, 4), ((2,), 4), ((3,), 4))), "no powers of two"),
-        (plan(Stage.of((2,), 0, 1), shared((1, 3), ((0,), 6), ((1,), 2)), Stage.of((3,), 3, 4)), "no powers of two"),
-        (plan(shared((0, 4), ((0,), 4), ((1,), 2), ((2,), 2))), "no powers of two"),
+        (
+            plan(shared_stage((0, 3), ((0,), 6), ((1,), 2)), Stage.of((2, 3), 3, 4, "full")),
+            "several recompute policies",
+        ),
+        (plan(shared_stage((0, 3), ((0,), 4), ((2, 3), 4)), Stage.of((1,), 3, 4)), "unequal TP degrees in a stage"),
+        (
+            plan(Stage.of((1,), 0, 1), Stage.of((0,), 1, 3), shared_stage((3, 4), ((2,), 4), ((3,), 4))),
+            "no powers of two",
+        ),
+        (
+            plan(Stage.of((2,), 0, 1), shared_stage((1, 3), ((0,), 6), ((1,), 2)), Stage.of((3,), 3, 4)),
+            "no powers of two",
+        ),
+        (plan(shared_stage((0, 4), ((0,), 4), ((1,), 2), ((2,), 2))), "no powers of two"),
         (replace(LANES, pipelines=(LANES.pipelines[0], replace(LANES.pipelines[1], num_micro_batches=3))), "batches"),
     ],
 )
 def test_its_space(tried: Plan, broken: str | None) -> None:
-    said = SPACES["metis_atc24"].first_violation(pair(), tried)
-    assert said is None if broken is None else said is not None and broken in said
+    violation = SPACES["metis_atc24"].first_violation(pair(), tried)
+    assert violation is None if broken is None else violation is not None and broken in violation
 
 
 def test_devices_idle_only_where_their_share_is_none() -> None:
@@ -104,7 +113,7 @@ def test_samples_finish_as_early_as_possible(times: list[list[int]], samples: in
         return max((times[r][n - 1] for r, n in enumerate(counts) if n), default=0)
 
     best = min(slowest(c) for c in product(range(samples + 1), repeat=len(times)) if sum(c) == samples)
-    counts = earliest_finish([(0, *own, 21).__getitem__ for own in times], samples, least=0)
+    counts = earliest_finish([(0, *column, 21).__getitem__ for column in times], samples, least=0)
     assert sum(counts) == samples
     assert slowest(tuple(counts)) == best
 
@@ -136,14 +145,14 @@ def test_cuts_are_as_good_as_all_cuts(size: int) -> None:
         for stages in range(1, 5):
             best = min((slowest_s(problem, cut) for cut in all_cuts(groups) if len(cut) == stages), default=None)
             limited = replace(problem, space=replace(problem.space, num_stages=stages))
-            found = list(cuts(limited, groups, 4, random.Random(0), lambda stages: float("inf")))
+            limited_cuts = list(cuts(limited, groups, 4, random.Random(0), lambda stages: float("inf")))
             if best is None or best == float("inf"):
-                assert not found
+                assert not limited_cuts
             else:
-                assert all(len(cut) == stages for _, cut in found)
-                assert all(slowest_s(problem, cut) <= limit * (1 + 1e-9) for limit, cut in found)
+                assert all(len(cut) == stages for _, cut in limited_cuts)
+                assert all(slowest_s(problem, cut) <= limit * (1 + 1e-9) for limit, cut in limited_cuts)
                 # Limits stand about a tenth apart.
-                assert min(slowest_s(problem, cut) for _, cut in found) <= 1.15 * best
+                assert min(slowest_s(problem, cut) for _, cut in limited_cuts) <= 1.15 * best
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2])
@@ -178,8 +187,8 @@ def test_lanes_hold_the_same(asked: int | None) -> None:
 
 def test_a_micro_batch_may_exceed_that_of_a_pipeline() -> None:
     """Eight equal GPUs with micro-batches of one sequence at most: eight lanes make one of eight."""
-    own = small.cluster(("a", "fast", 8), network_gb_per_s=1.0)
-    problem = Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space(max_micro_batch_size=1))
+    cluster = small.cluster(("a", "fast", 8), network_gb_per_s=1.0)
+    problem = Problem(cluster, small.TINY, Workload(global_batch=32, seq_len=2048), Space(max_micro_batch_size=1))
     result = make_solver("metis_atc24").solve(problem, Budget(3600.0))
     assert result.plan is not None
     assert len(result.plan.pipelines) > 1
@@ -188,8 +197,8 @@ def test_a_micro_batch_may_exceed_that_of_a_pipeline() -> None:
 
 def test_equal_devices_are_all_used() -> None:
     """Even over a network so slow that one machine alone would be faster: that is its limit, and others do better."""
-    own = small.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=0.02)
-    problem = Problem(own, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
+    cluster = small.cluster(("a", "fast", 2), ("b", "fast", 2), network_gb_per_s=0.02)
+    problem = Problem(cluster, small.TINY, Workload(global_batch=32, seq_len=2048), Space())
     made = {name: make_solver(name).solve(problem, Budget(3600.0)) for name in ("metis_atc24", "sailor")}
     assert made["metis_atc24"].plan is not None
     assert made["sailor"].plan is not None

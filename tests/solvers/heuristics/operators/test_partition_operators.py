@@ -28,10 +28,10 @@ def proposals_of(problem: Problem, *, replicates: bool = False) -> PartitionProp
     return PartitionProposals(problem, OperatorStatistics(), replicates=replicates)
 
 
-def moved(proposals: PartitionProposals, partition: Partition, rng: random.Random) -> Partition:
+def move(proposals: PartitionProposals, partition: Partition, rng: random.Random) -> Partition:
     """The next partition of a walk."""
-    found = proposals.draw(partition, rng)
-    return partition if found is None else found[1]
+    proposal = proposals.draw(partition, rng)
+    return partition if proposal is None else proposal[1]
 
 
 @given(st.sampled_from(sorted(CASES)), st.integers(0, 2**32 - 1))
@@ -41,11 +41,11 @@ def test_every_sequence_of_moves_is_legal(case: str, seed: int) -> None:
     partition = whole(problem)
     for _ in range(60):
         before = partition
-        found = proposals.draw(partition, rng)
+        proposal = proposals.draw(partition, rng)
         assert partition == before  # an operator gives another partition, it does not change its own
-        if found is not None:
-            assert_legal(problem, found[1])
-            partition = found[1]
+        if proposal is not None:
+            assert_legal(problem, proposal[1])
+            partition = proposal[1]
 
 
 def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
@@ -53,14 +53,14 @@ def test_every_operator_applies_on_a_walk_and_is_counted() -> None:
     proposals = PartitionProposals(problem, statistics, replicates=True)
     lotteries, partition, drawn = (proposals.plain, proposals.replicas), whole(problem), 6000
     for k in range(drawn):
-        found = lotteries[k % 4 == 0].draw(partition, rng)
-        partition = found[1] if found is not None else partition
+        proposal = lotteries[k % 4 == 0].draw(partition, rng)
+        partition = proposal[1] if proposal is not None else partition
     counts = statistics.counts()
     listed = [operator.name for operator in (*PARTITION_OPERATORS, *REPLICA_OPERATORS)]
-    assert sorted(own.operator for own in counts) == sorted(listed)
+    assert sorted(count.operator for count in counts) == sorted(listed)
     assert len(set(listed)) == len(listed)
-    assert sum(own.proposed for own in counts) == drawn
-    assert all(0 < own.valid <= own.proposed for own in counts)
+    assert sum(count.proposed for count in counts) == drawn
+    assert all(0 < count.valid <= count.proposed for count in counts)
 
 
 def test_draws_follow_the_weights() -> None:
@@ -81,19 +81,19 @@ def test_a_walk_reaches_every_shape_of_two_machines(replicas: bool) -> None:
     machine_of = problem.cluster.machine_of
 
     def shape(pipelines: Iterable[Sequence[Sequence[tuple[int, ...]]]]) -> tuple[object, ...]:
-        def named(groups: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
+        def stage_shape(groups: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
             return tuple(sorted((int(machine_of[group[0]]), len(group)) for group in groups))
 
-        return tuple(sorted(tuple(named(groups) for groups in stages) for stages in pipelines))
+        return tuple(sorted(tuple(stage_shape(groups) for groups in stages) for stages in pipelines))
 
     device_classes = DeviceClasses.of(problem)
-    wanted = {shape(device_classes.labeled(assignment)) for assignment in device_classes.assignments()}
+    wanted = {shape(device_classes.first_labeling(assignment)) for assignment in device_classes.assignments()}
     proposals, partition = proposals_of(problem, replicates=replicas), whole(problem)
     met = set()
     for _ in range(40_000):
-        found = proposals.draw(partition, rng)
-        if found is not None:
-            partition = found[1]
+        proposal = proposals.draw(partition, rng)
+        if proposal is not None:
+            partition = proposal[1]
             met.add(
                 shape(pipeline for pipeline_group in partition.pipeline_groups for pipeline in lines(pipeline_group))
             )
@@ -114,7 +114,7 @@ def test_moves_keep_to_the_degrees_and_sizes_of_the_space(space: Space) -> None:
     problem, rng = problems.easy(space), random.Random(3)
     proposals, partition = proposals_of(problem), whole(problem)
     for _ in range(1500):
-        partition = moved(proposals, partition, rng)
+        partition = move(proposals, partition, rng)
         assert_legal(problem, partition)
 
 
@@ -122,5 +122,5 @@ def test_a_lonely_device_has_few_moves_and_no_error() -> None:
     problem = problems.easy(Space(exclude=("a", "b", "c:0", "c:1", "c:2")))
     proposals, partition, rng = proposals_of(problem), whole(problem), random.Random(0)
     for _ in range(500):
-        partition = moved(proposals, partition, rng)
+        partition = move(proposals, partition, rng)
         assert partition.devices() == {7}

@@ -24,18 +24,18 @@ from solvers.registry import make_solver
 from tests.slow import slow_but
 from tests.solvers import problems
 from tests.solvers.frame.test_starts import assert_legal
-from tests.solvers.heuristics.operators.test_partition_operators import moved, proposals_of
+from tests.solvers.heuristics.operators.test_partition_operators import move, proposals_of
 
 
 def completer_of(problem: Problem) -> PlanCompleter:
     return PlanCompleter(PlanPricer(problem))
 
 
-def built(problem: Problem, partition: Partition) -> Plan:
-    found = completer_of(problem).complete(partition)
-    assert not isinstance(found, DoesNotFit)
-    assert check(problem, found.plan) == []
-    return found.plan
+def complete_plan(problem: Problem, partition: Partition) -> Plan:
+    completed = completer_of(problem).complete(partition)
+    assert not isinstance(completed, DoesNotFit)
+    assert check(problem, completed.plan) == []
+    return completed.plan
 
 
 def lone(*stages: tuple[tuple[int, ...], ...], size: int, sharding: int = 1) -> Partition:
@@ -47,7 +47,7 @@ def test_faster_replicas_take_more_samples() -> None:
     """`fast` has more than three times the compute of `slow`."""
     problem = problems.loose()
     problem = replace(problem, workload=replace(problem.workload, global_batch=16), space=Space())
-    plan = built(problem, lone(((1,), (0,), (2,)), size=16))
+    plan = complete_plan(problem, lone(((1,), (0,), (2,)), size=16))
     (stage,) = plan.pipelines[0].stages
     slow, fast, other = stage.parallelism.samples(16)
     assert slow == other < fast
@@ -55,7 +55,7 @@ def test_faster_replicas_take_more_samples() -> None:
 
 
 def test_a_stage_of_one_replica_is_plain() -> None:
-    plan = built(problems.three_gpus(), lone(((0,),), ((1,), (2,)), size=2))
+    plan = complete_plan(problems.three_gpus(), lone(((0,),), ((1,), (2,)), size=2))
     first, second = plan.pipelines[0].stages
     assert isinstance(first.parallelism, TensorParallel)
     assert second.parallelism.samples(2) == (1, 1)
@@ -78,11 +78,11 @@ def test_samples_and_bundles_that_do_not_go() -> None:
 
 def test_memory_counts_the_holders_of_a_stage() -> None:
     """Three replicas share what one would keep whole: with it they hold layers that one alone cannot."""
-    own = problems.cluster(("a", "fast", 3), fast_gib=1.2)
-    problem = Problem(own, replace(problems.TINY, num_layers=6), Workload(8, 512, recompute="full"), Space())
+    cluster = problems.cluster(("a", "fast", 3), fast_gib=1.2)
+    problem = Problem(cluster, replace(problems.TINY, num_layers=6), Workload(8, 512, recompute="full"), Space())
     completer = completer_of(problem)
     assert isinstance(completer.complete(lone(((0,),), size=1, sharding=3)), DoesNotFit)
-    plan = built(problem, lone(((0,), (1,), (2,)), size=4, sharding=3))
+    plan = complete_plan(problem, lone(((0,), (1,), (2,)), size=4, sharding=3))
     assert PlanPricer(problem).price(plan).fits
 
 
@@ -96,7 +96,7 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
     partition = Partition(tuple(PipelineGroup((((d,),),)) for d in problem.usable_devices), ONE_F_ONE_B, 1)
     replicated = 0
     for _ in range(1200):
-        partition = moved(proposals, partition, rng)
+        partition = move(proposals, partition, rng)
         assert_legal(problem, partition)
         completed = completer.allowed(partition) and completer.complete(partition)
         priced = completer.price(completed) if completed else None
@@ -112,13 +112,13 @@ def test_what_moves_make_is_priced_and_valid(case: str) -> None:
 
 def test_starts_of_single_pipelines() -> None:
     problem = problems.loose()
-    found = [partition.pipeline_groups[0] for partition in single_pipeline_partitions(problem, True)]
-    assert len(found) == len(set(found))
-    assert PipelineGroup.pipeline([((1,), (2,)), ((0,),)], 2) in found
-    assert PipelineGroup.pipeline([((0,),), ((1, 2),)], 1) in found
+    pipelines = [partition.pipeline_groups[0] for partition in single_pipeline_partitions(problem, True)]
+    assert len(pipelines) == len(set(pipelines))
+    assert PipelineGroup.pipeline([((1,), (2,)), ((0,),)], 2) in pipelines
+    assert PipelineGroup.pipeline([((0,),), ((1, 2),)], 1) in pipelines
     plain = [partition.pipeline_groups[0] for partition in single_pipeline_partitions(problem, False)]
     assert not any(pipeline_group.replicated for pipeline_group in plain)
-    assert set(plain) < set(found)
+    assert set(plain) < set(pipelines)
     for partition in single_pipeline_partitions(problem, True):
         assert_legal(problem, partition)
     assert list(single_pipeline_partitions(problems.sixteen_gpus(), True)) == []  # too many GPUs
@@ -143,9 +143,9 @@ def test_polishing_shifts_samples() -> None:
 def test_searches_find_replicas_where_they_are_best_and_allowed(name: str) -> None:
     problem = problems.three_gpus()
     plain = replace(problem, space=replace(problem.space, replicas=False))
-    found, without = (make_solver(name).solve(p, Budget(3600.0, 3000)) for p in (problem, plain))
-    assert found.plan is not None
+    result, without = (make_solver(name).solve(p, Budget(3600.0, 3000)) for p in (problem, plain))
+    assert result.plan is not None
     assert without.plan is not None
-    assert any(len(stage.parallelism.replicas) > 1 for pipeline in found.plan.pipelines for stage in pipeline.stages)
+    assert any(len(stage.parallelism.replicas) > 1 for pipeline in result.plan.pipelines for stage in pipeline.stages)
     assert all(len(stage.parallelism.replicas) == 1 for pipeline in without.plan.pipelines for stage in pipeline.stages)
-    assert found.objective < without.objective
+    assert result.objective < without.objective

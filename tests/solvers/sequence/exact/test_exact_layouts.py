@@ -70,9 +70,9 @@ def tiny(
 ) -> Problem:
     """A problem of which all plans can be priced."""
     space = more.pop("space", {})
-    found = task(*machines, seq_len=seq_len, batch=batch, **more)
+    problem = task(*machines, seq_len=seq_len, batch=batch, **more)
     model: ModelSpec = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, num_layers=2)
-    return replace(found, model=model, space=replace(found.space, **space))
+    return replace(problem, model=model, space=replace(problem.space, **space))
 
 
 TINY = {
@@ -262,9 +262,9 @@ def test_plan_file_and_table_tell_both_bounds() -> None:
     facts = PlanFacts(problem, result.plan, result.cost, solver_to_dict(result))
     [(name, words)] = bound(facts)
     assert name.strip() == "lower bound"
-    _, said = known_bounds(facts)
-    assert "one stage each, with tokens in multiples of 1/4 of a sequence" in said
-    assert said.endswith("(gap 0.0%).")
+    _, sentence = known_bounds(facts)
+    assert "one stage each, with tokens in multiples of 1/4 of a sequence" in sentence
+    assert sentence.endswith("(gap 0.0%).")
     assert words.endswith("%)")
 
 
@@ -312,11 +312,11 @@ def equal_shards_s(model: PlanPricer) -> float:
     ring = SequenceParallel(
         tuple(SequenceGroup((d,), (n,), (heads,)) for d, n in zip(devices, tokens, strict=True)), "zigzag"
     )
-    one = SequenceParallel((SequenceGroup(tuple(devices), tokens, shares),))
+    group = SequenceParallel((SequenceGroup(tuple(devices), tokens, shares),))
     batch = problem.workload.global_batch
     return min(
         model.price(Plan((Pipeline((Stage(layout, layers, (policy,)),), batch),))).objective
-        for layout in (ring, one)
+        for layout in (ring, group)
         for policy in recompute_policies(problem.workload)
     )
 
@@ -356,21 +356,21 @@ def test_device_sets_are_all_disjoint_ones() -> None:
 )
 def test_best_split_is_the_best_of_all(seconds: list[dict[tuple[int, int], float]], batch: int, uneven: bool) -> None:
     def ends() -> Any:
-        for rows in product(*(own.items() for own in seconds)):
+        for rows in product(*(ends_s.items() for ends_s in seconds)):
             counts = [size * count for (size, count), _ in rows]
             even = max(counts) - min(counts) <= max(size for (size, _), _ in rows)
             if sum(counts) == batch and (uneven or even):
                 yield max(end_s for _, end_s in rows)
 
-    found = best_split(seconds, batch, uneven)
-    assert (found.end_s if found else None) == min(ends(), default=None)
-    if found:
-        assert sum(size * count for size, count in found.batches) == batch
-        assert found.end_s == max(own[pair] for own, pair in zip(seconds, found.batches, strict=True))
+    split = best_split(seconds, batch, uneven)
+    assert (split.end_s if split else None) == min(ends(), default=None)
+    if split:
+        assert sum(size * count for size, count in split.batches) == batch
+        assert split.end_s == max(ends_s[pair] for ends_s, pair in zip(seconds, split.batches, strict=True))
 
 
 @st.composite
-def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceParallel]:
+def framed_layouts(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceParallel]:
     """A frame over some devices and a layout of it, in sixteenths of a sequence."""
     machines = draw(
         st.sampled_from(((("fast", 2), ("old", 2)), (("fast", 1), ("slow", 3)), (("slow", 2), ("fast", 2))))
@@ -383,19 +383,19 @@ def framed(draw: st.DrawFn) -> tuple[Problem, LayoutSkeleton, SequenceParallel]:
     skeleton = LayoutSkeleton(
         groups, draw(st.sampled_from(("contiguous", "zigzag"))), draw(st.sampled_from(("none", "full")))
     )
-    heads = [n for own in groups for n in draw(some_parts(8, len(own)))]
+    heads = [n for group in groups for n in draw(some_parts(8, len(group)))]
     quanta = draw(some_parts(16, len(skeleton.devices)))
     return problem, skeleton, skeleton.layout([2048 * n for n in quanta], heads)
 
 
 @settings(max_examples=4)
-@given(framed())
+@given(framed_layouts())
 def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     """Its choice takes what it says, and no longer than any other."""
     problem, skeleton, layout = given
     model, policies = PlanPricer(problem), (skeleton.policy,) * SMALL.num_layers
     limit_s = 1.01 * sum(model.stages.sequence_stage(layout, 1).stage_s(policies, True, True))
-    heads = [n for own in layout.groups for n in own.heads]
+    heads = [n for group in layout.groups for n in group.heads]
     grid = QuantaGrid(problem, model.framework, 16, 1)
     program = SkeletonProgram(
         grid, skeleton, SkeletonNeeds(1, tuple((d, 0.0) for d in skeleton.devices)), limit_s, heads, memory=False
@@ -409,7 +409,7 @@ def test_a_program_with_heads_is_the_cost_model(given: tuple[Problem, LayoutSkel
 
 
 @settings(max_examples=200)
-@given(framed())
+@given(framed_layouts())
 def test_floors_are_below_every_layout(given: tuple[Problem, LayoutSkeleton, SequenceParallel]) -> None:
     problem, skeleton, layout = given
     model = PlanPricer(problem)
