@@ -80,12 +80,12 @@ def is_bare_participle(name: str) -> bool:
 
 def banned(part: str) -> list[str]:
     """Where the names of a part are words that only point, as `file:line: name`."""
-    found = []
+    places = []
     for path in files(part):
         for name, line in names(ast.parse(path.read_text(encoding="utf-8"))):
             if name.strip("_") in BANNED and (relative(path), name) not in PUBLIC:
-                found.append(f"{relative(path)}:{line}: {name}")
-    return found
+                places.append(f"{relative(path)}:{line}: {name}")
+    return places
 
 
 def test_names_of_functions_arguments_variables_and_fields_are_seen() -> None:

@@ -42,7 +42,7 @@ def outcome(
     monkeypatch.setattr(killed, "_MOST_S", 1.0)
     with processes() as started, ThreadPoolExecutor(1) as watcher:
 
-        def trained(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        def train(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
             for rank, process in enumerate(started):
                 yield {"event": "ready", "rank": rank, "pid": process.pid}
             for step in range(1, steps + 1):
@@ -52,7 +52,7 @@ def outcome(
             if line is not None:
                 raise TrainingFailedError(line)
 
-        monkeypatch.setattr(killed, "trained", trained)
+        monkeypatch.setattr(killed, "trained", train)
         run = TrainingRun("killed", folder / "plan.json", folder / "tokens.npy", folder / "checkpoints", Settings())
         training = killed._Training(watcher)
         return training.trouble(training.end(run, folder, ["process-0"]), VICTIM)
