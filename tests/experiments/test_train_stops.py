@@ -154,11 +154,11 @@ def test_ctrl_c_in_the_search_keeps_its_plan_and_trains_nothing(
 
     search = train.search
 
-    def pressing(*given: Any) -> Any:
+    def press_and_search(*given: Any) -> Any:
         interrupt.pressed = True
         return search(*given)
 
-    monkeypatch.setattr(train, "search", pressing)
+    monkeypatch.setattr(train, "search", press_and_search)
     asked = ("cluster=small_mixed", "model=tiny", "solver=random", "solver.max_steps=20", "workload.global_batch=4")
     ran = hexiopt("train", *asked, "workload=small", "report=false", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")

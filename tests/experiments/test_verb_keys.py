@@ -59,7 +59,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     looked_up = Keys.__getattribute__
     listening = [False]
 
-    def looking_up(self: Keys, name: str) -> Any:
+    def note_key(self: Keys, name: str) -> Any:
         value = looked_up(self, name)
         if listening[0] and name in keys:
             read_keys.add(name)
@@ -77,7 +77,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             listening[0] = False
 
     monkeypatch.setattr(hydra_app, "run_verb", run)
-    monkeypatch.setattr(Keys, "__getattribute__", looking_up)
+    monkeypatch.setattr(Keys, "__getattribute__", note_key)
     return read_keys
 
 

@@ -217,7 +217,7 @@ class StreamOrder(dist.ProcessGroup):
         self, kind: str, run: Callable[[list[Any]], None], given: Any, comes: Sequence[Tensor] = ()
     ) -> _Entry:
         entry = self._entry(f"{kind} of ranks {self.ranks}")
-        copies = _hidden(comes, entry)
+        copies = _hide(comes, entry)
         what = entry.label
         if kind != "all_to_all":  # of which each rank has sizes of its own
             what += f", {sum(tensor.numel() for tensor in comes)} elements"
@@ -235,7 +235,7 @@ class StreamOrder(dist.ProcessGroup):
             )
             by_rank[receiver].copy_(by_rank[sender])
 
-        given = tensor if sends else _hidden([tensor], entry)[0]
+        given = tensor if sends else _hide([tensor], entry)[0]
         exchange = _Exchange(tuple(sorted((sender, receiver))), f"message from {sender} to {receiver}", run)
         return (self.key, sender, receiver), exchange, given
 
@@ -303,7 +303,7 @@ class StreamOrder(dist.ProcessGroup):
         return self._together("barrier", lambda each: None, None)
 
 
-def _hidden(comes: Sequence[Tensor], entry: _Entry) -> list[Tensor]:
+def _hide(comes: Sequence[Tensor], entry: _Entry) -> list[Tensor]:
     """Copies to fill instead of tensors that nobody may read yet."""
     copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in comes]
     for hidden, copy in zip(comes, copies, strict=True):

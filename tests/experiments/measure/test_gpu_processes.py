@@ -18,9 +18,9 @@ def test_launch_orders_are_tried_with_and_without(gpus: int) -> None:
     assert {trial.plan.name for trial in trials if not trial.launch_order} == BOTH
     assert {trial.name for trial in trials} >= BOTH | {f"{name}, no launch order" for name in BOTH}
     assert len({trial.name for trial in trials}) == len(trials) == (4 if gpus > 1 else 13)
-    for trial in trials:
-        assert trial.plan.problem.model == toy_model(), trial.name
-        assert not check(trial.plan.problem, trial.plan.plan), trial.name
+    for order_trial in trials:
+        assert order_trial.plan.problem.model == toy_model(), order_trial.name
+        assert not check(order_trial.plan.problem, order_trial.plan.plan), order_trial.name
 
 
 def test_gloo_has_no_launch_order() -> None:

@@ -201,12 +201,12 @@ def test_a_token_file_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: TextFiles) -> Iterator[bytes]:
+    def fail(self: TextFiles) -> Iterator[bytes]:
         yield bytes(3)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextFiles, "blocks", failing)
+        patch.setattr(TextFiles, "blocks", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare(text, None, cache, 256)
     assert list(cache.iterdir()) == []

@@ -99,7 +99,7 @@ def attention_of(model: ModelSpec) -> Attention:
     return part
 
 
-def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[Tensor]:
+def share_of_rank(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[Tensor]:
     """What a rank has of the same."""
     sequence, model = case
     groups = sorted({tuple(sorted(group.devices)) for group in sequence.groups})
@@ -121,7 +121,7 @@ def worst(cases: list[Case], dtype: torch.dtype = torch.float64, *, again: bool 
     for size, some in by_size.items():
 
         def work(rank: int, some: list[Case] = some) -> Any:
-            return [[x.double().numpy() for x in distributed(case, rank, dtype, again)] for case in some]
+            return [[x.double().numpy() for x in share_of_rank(case, rank, dtype, again)] for case in some]
 
         ranks = run_ranks(size, work)
         for k, case in enumerate(some):

@@ -43,10 +43,10 @@ def sequences(model: ModelSpec, step: int, batch: int = 2) -> Callable[[int, int
     return lambda first, end: tokens[first:end]
 
 
-def of_torch(optimizer: str, parameters: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+def of_torch(optimizer: str, weights: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
     """Torch's optimizers of a whole model: matrices decay; Muon leaves the ends and vectors to AdamW."""
     groups: dict[tuple[str, float], list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in weights.items():
         rule = "adamw" if optimizer == "muon" and (parameter.dim() < 2 or "layers" not in name) else optimizer
         groups.setdefault((rule, DECAY if parameter.dim() > 1 else 0.0), []).append(parameter)
     return [TORCH[rule](parameters, decay) for (rule, decay), parameters in groups.items()]
@@ -200,7 +200,7 @@ def test_a_run_in_one_pass_has_the_same_masters_and_weights(zero: int) -> None:
     ):
         assert losses == pytest.approx(of_kernel, rel=1e-3)
         assert len(masters) == len(others) > 0
-        for master, other in zip(masters, others, strict=True):
-            torch.testing.assert_close(torch.from_numpy(master), torch.from_numpy(other), rtol=1e-3, atol=1e-4)
+        for array, other in zip(masters, others, strict=True):
+            torch.testing.assert_close(torch.from_numpy(array), torch.from_numpy(other), rtol=1e-3, atol=1e-4)
         for name, weight in weights.items():
             torch.testing.assert_close(torch.from_numpy(weight), torch.from_numpy(theirs[name]), rtol=1e-2, atol=1e-3)

@@ -28,10 +28,10 @@ def plans(num_devices: int, gib: float = 64.0) -> list[TrialPlan]:
 def test_every_plan_is_one_that_can_run(num_devices: int) -> None:
     trials = plans(num_devices)
     assert len({trial.name for trial in trials}) == len(trials)
-    for trial in trials:
-        assert not check(trial.problem, trial.plan), trial.name
-        layout_of(trial.plan, trial.problem.model, trial.problem.cluster)
-        assert PlanPricer(trial.problem).price(trial.plan).fits
+    for trial_plan in trials:
+        assert not check(trial_plan.problem, trial_plan.plan), trial_plan.name
+        layout_of(trial_plan.plan, trial_plan.problem.model, trial_plan.problem.cluster)
+        assert PlanPricer(trial_plan.problem).price(trial_plan.plan).fits
 
 
 def test_several_devices_communicate_in_every_way() -> None:
@@ -64,7 +64,7 @@ def request_of(trial: TrialPlan, folder: Path, limit_s: float) -> TrialRequest:
 
 
 def test_a_plan_is_trained_with(tmp_path: Path) -> None:
-    (candidate,) = [candidate for candidate in plans(2) if candidate.name.endswith(", 2 stages")]
+    (candidate,) = [plan for plan in plans(2) if plan.name.endswith(", 2 stages")]
     trial = tried(request_of(candidate, tmp_path, 240.0))
     assert trial.trouble is None
     assert (len(trial.seconds), len(trial.losses), len(trial.peak_bytes)) == (2, 4, 2)
