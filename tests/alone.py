@@ -14,12 +14,12 @@ class Alone(FairShares):
     """Every message takes as long as it does alone."""
 
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
-        return super().__call__([_fixed(line) for line in placed])
+        return super().__call__([_fix_lanes(line) for line in placed])
 
     def spans(self, number: int, placed: Sequence[PlacedPipeline], priced: Sequence[PipelineCost]) -> Iterator[Span]:
-        return super().spans(number, [_fixed(line) for line in placed], priced)
+        return super().spans(number, [_fix_lanes(line) for line in placed], priced)
 
 
-def _fixed(line: PlacedPipeline) -> PlacedPipeline:
+def _fix_lanes(line: PlacedPipeline) -> PlacedPipeline:
     alone_s = [message.route.alone_s(message.num_bytes) for message in line.messages]
     return replace(line, lanes=PipelineLanes.constant(alone_s))

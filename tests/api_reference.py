@@ -60,8 +60,8 @@ RESULTS = {
 
 def pages() -> dict[Path, str]:
     """Both pages."""
-    objects = [HEADS[OBJECTS], *_described(RESULTS)]
-    calls = [HEADS[CALLS], *_described(PARTS)]
+    objects = [HEADS[OBJECTS], *_sections(RESULTS)]
+    calls = [HEADS[CALLS], *_sections(PARTS)]
     for title, module in (("Plots", plot), ("Contracts", testing)):
         objects += [f"## {title}: `{module.__name__}`\n", f"{_doc(module)}\n"]
         for name in module.__all__:
@@ -69,10 +69,10 @@ def pages() -> dict[Path, str]:
     return {page: "\n".join(lines).rstrip() + "\n" for page, lines in ((CALLS, calls), (OBJECTS, objects))}
 
 
-def _described(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for title, own in parts.items():
+def _sections(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for title, entries in parts.items():
         yield f"## {title}\n"
-        for name in own:
+        for name in entries:
             yield from _entry(f"hexiopt.{name}", getattr(hexiopt, name))
 
 
@@ -99,27 +99,27 @@ def _entry(name: str, value: Any) -> Iterator[str]:
         yield f"```python\n{_signature(value.__name__, value)}\n```\n"
     yield f"{_doc(value)}\n"
     if isinstance(value, type):
-        own = [f"- {_member(member_name, member)}" for member_name, member in members(value)]
-        if own:
-            yield "\n".join(own) + "\n"
+        bullets = [f"- {_member(member_name, member)}" for member_name, member in members(value)]
+        if bullets:
+            yield "\n".join(bullets) + "\n"
 
 
 def _member(name: str, member: Any) -> str:
     function = getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", member)
     called = "" if function is not member and not isinstance(member, classmethod) else "(...)"
-    said = " ".join(_doc(function).partition("\n\n")[0].split())
-    return f"`{name}{called}`: {said[:1].lower() + said[1:] if said[1:2].islower() else said}"
+    summary = " ".join(_doc(function).partition("\n\n")[0].split())
+    return f"`{name}{called}`: {summary[:1].lower() + summary[1:] if summary[1:2].islower() else summary}"
 
 
 def _signature(name: str, value: Any) -> str:
     """With types as they are written in the code, one parameter a line where it is long."""
-    found = inspect.signature(value)
-    parameters = [str(own) for own in found.parameters.values() if own.name != "self"]
-    kinds = [own.kind for own in found.parameters.values() if own.name != "self"]
+    signature = inspect.signature(value)
+    parameters = [str(parameter) for parameter in signature.parameters.values() if parameter.name != "self"]
+    kinds = [parameter.kind for parameter in signature.parameters.values() if parameter.name != "self"]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    back = found.return_annotation
-    arrow = "" if back is inspect.Signature.empty or isinstance(value, type) else f" -> {_named(back)}"
+    back = signature.return_annotation
+    arrow = "" if back is inspect.Signature.empty or isinstance(value, type) else f" -> {_annotation_text(back)}"
     parameters, arrow = list(map(_short, parameters)), _short(arrow)
     text = f"{name}({', '.join(parameters)}){arrow}"
     return text if len(text) <= 100 else f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){arrow}"
@@ -131,7 +131,7 @@ def _short(text: str) -> str:
     return re.sub(r"\b(?:hexiopt|collections|pathlib|typing|matplotlib)(?:\.\w+)*\.(\w+)", r"\1", text)
 
 
-def _named(annotation: Any) -> str:
+def _annotation_text(annotation: Any) -> str:
     return inspect.formatannotation(annotation).strip("'")
 
 
@@ -146,9 +146,9 @@ def baselines_page() -> str:
     """The page on baselines, its table written from their spaces."""
     spaces = {name: SPACES[name] for name in names(lambda able: able.kind == "baseline")}
     lines = BASELINES.read_text(encoding="utf-8").splitlines()
-    own = [k for k, line in enumerate(lines) if line.startswith("| ")]
+    row_numbers = [k for k, line in enumerate(lines) if line.startswith("| ")]
     table = markdown_table(spaces).splitlines()
-    return "\n".join([*lines[: own[0]], *table, *lines[own[-1] + 1 :]]) + "\n"
+    return "\n".join([*lines[: row_numbers[0]], *table, *lines[row_numbers[-1] + 1 :]]) + "\n"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ class Static(FairShares):
     def __call__(self, placed: Sequence[PlacedPipeline]) -> tuple[PipelineCost, ...]:
         load_s = total_load(item for line in placed for item in executor_loads(line.messages))
         lanes = [PipelineLanes.constant([message.seconds(load_s) for message in line.messages]) for line in placed]
-        return super().__call__([replace(line, lanes=own) for line, own in zip(placed, lanes, strict=True)])
+        return super().__call__(
+            [replace(line, lanes=pipeline_lanes) for line, pipeline_lanes in zip(placed, lanes, strict=True)]
+        )
 
 
 def _message_loads(messages: Sequence[PlacedMessage]) -> list[tuple[int, float]]:

@@ -169,7 +169,7 @@ def page() -> str:
     logging.disable(logging.WARNING)
     rows = [row(kind) for kind in kinds()]
     logging.disable(logging.NOTSET)
-    counts = {what: sum(own == what for own, _ in rows) for what in ("read", "refused", "otherwise")}
+    counts = {what: sum(outcome == what for outcome, _ in rows) for what in ("read", "refused", "otherwise")}
     version = ".".join(transformers.__version__.split(".")[:2])
     head = _HEAD.format(
         decoder=DECODER,

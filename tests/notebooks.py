@@ -36,13 +36,13 @@ def read(source: Path) -> NotebookNode:
     return notebook
 
 
-def executed(source: Path, folder: Path, first: str = "") -> NotebookNode:
+def execute(source: Path, folder: Path, first: str = "") -> NotebookNode:
     """The notebook, run from top to bottom in `folder` with this Python, after the Python text `first`, which it does
     not show. Raises nbclient's CellExecutionError."""
     notebook = read(source)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "IPYTHONDIR": str(folder / ".ipython")}
     client = NotebookClient(
         notebook,
         kernel_name="python3",
@@ -50,18 +50,18 @@ def executed(source: Path, folder: Path, first: str = "") -> NotebookNode:
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
     )
-    with client.setup_kernel(env=own):
+    with client.setup_kernel(env=environment):
         for index, cell in enumerate(notebook.cells):
             client.execute_cell(cell, index)
     del notebook.cells[0]
     notebook.metadata["language_info"] = NotebookNode(_LANGUAGE)  # the kernel states versions, which change
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [_shown(output) for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [_shrink_picture(output) for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 
-def _shown(output: NotebookNode) -> NotebookNode:
+def _shrink_picture(output: NotebookNode) -> NotebookNode:
     """An output with its picture in a palette, which takes a third of the space. Progress on stderr is not kept."""
     picture = output.get("data", {}).get("image/png")
     if picture is not None:
@@ -72,15 +72,15 @@ def _shown(output: NotebookNode) -> NotebookNode:
     return output
 
 
-def published(source: Path) -> Path:
+def published_path(source: Path) -> Path:
     """Where the notebook stands with its outputs."""
     return source.with_suffix(".ipynb")
 
 
-def reworded(source: Path) -> NotebookNode:
+def reword(source: Path) -> NotebookNode:
     """The notebook with the outputs that it has been published with. Raises ValueError where its code has changed."""
-    notebook, old = read(source), nbformat.read(published(source), as_version=4)  # type: ignore[no-untyped-call]
-    code, old_code = ([cell for cell in one.cells if cell.cell_type == "code"] for one in (notebook, old))
+    notebook, old = read(source), nbformat.read(published_path(source), as_version=4)  # type: ignore[no-untyped-call]
+    code, old_code = ([cell for cell in version.cells if cell.cell_type == "code"] for version in (notebook, old))
     if [cell.source for cell in code] != [cell.source for cell in old_code]:
         raise ValueError(f"{source.name}: its code has changed; execute it")
     for cell, before in zip(code, old_code, strict=True):
@@ -91,7 +91,7 @@ def reworded(source: Path) -> NotebookNode:
 def main(names: list[str]) -> None:
     """Execute the notebooks whose names begin with one of `names`; all without."""
     if names == ["--prose"]:
-        for notebook, path in [(reworded(source), published(source)) for source in SOURCES]:
+        for notebook, path in [(reword(source), published_path(source)) for source in SOURCES]:
             nbformat.write(notebook, path)
         return
     for source in SOURCES:
@@ -99,9 +99,9 @@ def main(names: list[str]) -> None:
             continue
         began_s = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            notebook = executed(source, Path(folder))
-        nbformat.write(notebook, published(source))
-        size = published(source).stat().st_size / 1e3
+            notebook = execute(source, Path(folder))
+        nbformat.write(notebook, published_path(source))
+        size = published_path(source).stat().st_size / 1e3
         print(f"{source.name}: {time.monotonic() - began_s:.0f} s, {size:.0f} kB", flush=True)
 
 

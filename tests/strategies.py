@@ -269,17 +269,17 @@ def aligned_plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> 
     cluster, model, workload, space = problem.cluster, problem.model, problem.workload, problem.space
     degree = draw(st.sampled_from(sorted({t for m in cluster.machines for t in space.allowed_tp(m.num_gpus)})))
     groups = []
-    for own in problem.usable_by_machine.values():
-        if degree in space.allowed_tp(cluster.machines[cluster.machine_of[own[0]]].num_gpus):
-            groups += [own[k : k + degree] for k in range(0, len(own) - degree + 1, degree)]
+    for devices in problem.usable_by_machine.values():
+        if degree in space.allowed_tp(cluster.machines[cluster.machine_of[devices[0]]].num_gpus):
+            groups += [devices[k : k + degree] for k in range(0, len(devices) - degree + 1, degree)]
     if not groups:
         degree, groups = 1, [(device,) for device in problem.usable_devices]
     groups = draw(st.permutations(groups))
     count = draw(st.integers(1, min(len(groups), model.num_layers)))
     sizes = [1]
     if len(groups) // count > 1:
-        one = st.sampled_from(space.micro_batch_sizes(workload.global_batch))
-        sizes = draw(st.lists(one, min_size=1, max_size=min(4, len(groups) // count)))
+        any_size = st.sampled_from(space.micro_batch_sizes(workload.global_batch))
+        sizes = draw(st.lists(any_size, min_size=1, max_size=min(4, len(groups) // count)))
         if workload.global_batch % sum(sizes):
             sizes = [1]
     layers = draw(compositions(model.num_layers, count))
@@ -348,12 +348,12 @@ def problems_with_depths(draw: st.DrawFn, schedule: Schedule = ONE_F_ONE_B) -> t
 @st.composite
 def layer_policies(draw: st.DrawFn, choices: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
     """A policy for each layer of ranges of `lengths` layers, of `choices`, or joined to a layer with full recompute."""
-    found: list[str] = []
+    policies: list[str] = []
     for length in lengths:
         for k in range(length):
-            joined = ("joined",) if k and found[-1] in ("full", "joined") else ()
-            found.append(draw(st.sampled_from((*choices, *joined))))
-    return tuple(found)
+            joined = ("joined",) if k and policies[-1] in ("full", "joined") else ()
+            policies.append(draw(st.sampled_from((*choices, *joined))))
+    return tuple(policies)
 
 
 @st.composite
@@ -387,7 +387,7 @@ def stages_of(
         policies = (draw(policy),)
         if not plain and draw(st.booleans()):
             policies = draw(layer_policies(recompute_policies(problem.workload), [b - a for a, b in ranges]))
-        replicas = tuple(Replica(devices, own) for devices, own in zip(groups, samples, strict=True))
+        replicas = tuple(Replica(devices, share) for devices, share in zip(groups, samples, strict=True))
         stages.append(Stage.of_replicas(replicas, ranges, policies))
     return tuple(stages)
 
@@ -413,8 +413,8 @@ def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Pla
     schedule = draw(st.sampled_from(SCHEDULES))
     num_layers = draw(st.integers(6, max_layers))
     pipelines = []
-    for own in _dealt(draw, devices, draw(st.integers(1, 2))):
-        slots = _dealt(draw, own, draw(st.integers(1, min(3, len(own)))))
+    for part in _deal(draw, devices, draw(st.integers(1, 2))):
+        slots = _deal(draw, part, draw(st.integers(1, min(3, len(part)))))
         chunks = draw(st.integers(1, 2)) if schedule.chunked and len(slots) > 1 else 1
         size, count = draw(st.integers(4, 10**7)), draw(st.integers(1, 10**6)) * len(slots)
         lengths = draw(compositions(num_layers, len(slots) * chunks))
@@ -433,7 +433,7 @@ def format_plans(draw: st.DrawFn, cluster: Cluster, max_layers: int = 12) -> Pla
     return plan if sharding.broken_rule(plan.pipelines, schedule) else replace(plan, sharding=sharding)
 
 
-def _dealt(draw: st.DrawFn, devices: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+def _deal(draw: st.DrawFn, devices: Sequence[int], parts: int) -> list[tuple[int, ...]]:
     """Devices cut into so many parts, in order; some of the last may be left out."""
     widths = draw(compositions(draw(st.integers(parts, len(devices))), parts))
     return [tuple(devices[sum(widths[:k]) : sum(widths[: k + 1])]) for k in range(parts)]
@@ -444,7 +444,7 @@ def _parallelisms(draw: st.DrawFn, devices: tuple[int, ...], size: int, *, seque
     """Any parallelism of a stage on some of the devices that takes `size` sequences of a micro-batch."""
     numbers = st.integers(1, 5000)
     kind = draw(st.sampled_from(("tensor", "replicas", "sequence") if sequence else ("tensor", "replicas")))
-    groups = _dealt(draw, devices, draw(st.integers(1, min(3, len(devices)))))
+    groups = _deal(draw, devices, draw(st.integers(1, min(3, len(devices)))))
 
     def each(group: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(draw(st.lists(numbers, min_size=len(group), max_size=len(group))))

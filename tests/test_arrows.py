@@ -30,15 +30,15 @@ FRONT = ("report", "study", "plot", "testing")  # what people see
 @cache
 def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, anywhere in it."""
-    found: list[str] = []
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += (name.name for name in node.names)
+            names += (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the whole name"
-            found.append(node.module or "")
-            found += (f"{node.module}.{name.name}" for name in node.names)
-    return tuple(found)
+            names.append(node.module or "")
+            names += (f"{node.module}.{name.name}" for name in node.names)
+    return tuple(names)
 
 
 @cache
@@ -69,7 +69,7 @@ def module(path: Path) -> str:
 
 def test_no_circle_of_imports() -> None:
     modules = {module(path): path for folder in FOLDERS for path in files(folder)}
-    graph = {name: {found for found in imports(path) if found in modules} - {name} for name, path in modules.items()}
+    graph = {name: {target for target in imports(path) if target in modules} - {name} for name, path in modules.items()}
     assert set(TopologicalSorter(graph).static_order()) == set(modules)  # a circle raises CycleError and names it
 
 
@@ -89,7 +89,7 @@ def test_test_files_have_names_of_their_own() -> None:
 def test_tests_stand_in_folders_of_what_they_test(folder: str) -> None:
     """But `every_solver`, the contract that all of `solvers` keeps."""
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in files(f"tests/{folder}")}
-    assert {own for own in folders if not (ROOT / own).is_dir()} <= {"solvers/every_solver"}
+    assert {path for path in folders if not (ROOT / path).is_dir()} <= {"solvers/every_solver"}
 
 
 # ------------------------------------------------------------------------------ names
@@ -103,7 +103,7 @@ def test_public_class_names_are_unique() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     where.setdefault(node.name, []).append(module(path))
-    shared = {name: found for name, found in where.items() if len(found) > 1}
+    shared = {name: places for name, places in where.items() if len(places) > 1}
     assert not shared
 
 
@@ -157,7 +157,7 @@ def test_a_verb_of_the_command_line_is_one_of_hexiopt(verb: str) -> None:
             left += imports(modules[name])
     used = set()
     for name in seen:
-        used |= {one.removeprefix("hexiopt.") for one in imports(modules[name]) if one.count(".") == 1}
+        used |= {target.removeprefix("hexiopt.") for target in imports(modules[name]) if target.count(".") == 1}
         for node in ast.walk(ast.parse(modules[name].read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hx":
                 used.add(node.attr)

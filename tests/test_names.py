@@ -78,14 +78,14 @@ def is_bare_participle(name: str) -> bool:
     return is_participle(parts[0]) and (len(parts) == 1 or parts[1] in ("at", "by", "in", "of", "on", "to", "within"))
 
 
-def banned(part: str) -> list[str]:
+def pointing_names(part: str) -> list[str]:
     """Where the names of a part are words that only point, as `file:line: name`."""
-    found = []
+    places = []
     for path in files(part):
         for name, line in names(ast.parse(path.read_text(encoding="utf-8"))):
             if name.strip("_") in BANNED and (relative(path), name) not in PUBLIC:
-                found.append(f"{relative(path)}:{line}: {name}")
-    return found
+                places.append(f"{relative(path)}:{line}: {name}")
+    return places
 
 
 def test_names_of_functions_arguments_variables_and_fields_are_seen() -> None:
@@ -95,7 +95,7 @@ def test_names_of_functions_arguments_variables_and_fields_are_seen() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_no_name_only_points(part: str) -> None:
-    assert banned(part) == []
+    assert pointing_names(part) == []
 
 
 def test_functions_are_verbs_or_nouns() -> None:
@@ -125,7 +125,7 @@ def main() -> None:
     """Print, by part, the names of functions, those with participles, and the names that only point."""
     total = Counter[str]()
     for part in PARTS:
-        counts = Counter(functions=len(functions(part)), pointing=len(banned(part)))
+        counts = Counter(functions=len(functions(part)), pointing=len(pointing_names(part)))
         counts["participles"] = sum(map(begins_or_ends_with_participle, functions(part)))
         total += counts
         print(f"{part:14} {counts['functions']:5} functions {counts['participles']:4} {counts['pointing']:4}")

@@ -31,12 +31,12 @@ SEARCH = (*PROBLEM, "solver.time_limit_s=60", "solver.max_steps=50")
 
 def test_every_data_file_is_in_the_wheel() -> None:
     try:
-        found = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True)
+        listing = subprocess.run(["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a checkout of git")
-    tracked = {ROOT / line for line in found.stdout.splitlines() if not line.endswith(".py")}
+    tracked = {ROOT / line for line in listing.stdout.splitlines() if not line.endswith(".py")}
     globs = PACKAGING["package-data"].items()
-    shipped = {path for name, own in globs for pattern in own for path in (ROOT / name).glob(pattern)}
+    shipped = {path for name, patterns in globs for pattern in patterns for path in (ROOT / name).glob(pattern)}
     assert ROOT / "experiments/data/sailor/network.json" in tracked
     assert sorted(tracked - shipped) == []
 
@@ -131,5 +131,5 @@ def _source(folder: Path) -> Path:
 
 
 def _run(command: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
-    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, timeout=1200)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200)

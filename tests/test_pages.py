@@ -24,7 +24,7 @@ from tests.solvers.baselines.random_plans import random_plans
 from tests.spans import all_spans
 
 
-def defined(page: str) -> SimpleNamespace:
+def definitions(page: str) -> SimpleNamespace:
     """What the first block of Python on a page defines."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     [block] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
     problem = problems.loose()
     layers, devices = problem.model.num_layers, problem.usable_devices
     stages = tuple(Stage.of((d,), s * layers // 2, (s + 1) * layers // 2) for s, d in enumerate(devices[:2]))
-    plan = Plan((Pipeline(stages, problem.workload.global_batch),), defined("add_a_schedule.md").Eager())
+    plan = Plan((Pipeline(stages, problem.workload.global_batch),), definitions("add_a_schedule.md").Eager())
     model = PlanPricer(problem)
     cost = model.price(plan)
     assert max(span.end_s for span in all_spans(model, plan, cost)) == pytest.approx(cost.pipeline_s, rel=1e-9)
@@ -46,7 +46,7 @@ def test_a_schedule_of_the_page_is_priced_simulated_and_checked() -> None:
 
 def test_a_baseline_of_the_page_is_fair_to_its_space() -> None:
     """Its plan lies in the space, and no random plan of the space beats it, as is asked of every baseline."""
-    problem, solver, space = mixed.slow_network(), defined("add_a_baseline.md").ZeroThree(), space_of_the_page()
+    problem, solver, space = mixed.slow_network(), definitions("add_a_baseline.md").ZeroThree(), space_of_the_page()
     result = solver.solve(problem, Budget(3600.0))
     assert result.plan is not None, result.reason
     assert space.first_violation(problem, result.plan) is None
@@ -79,7 +79,7 @@ def house(folder: Path) -> Path:
     return folder
 
 
-def changed(path: Path, old: str, new: str) -> None:
+def replace_text(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, old
     path.write_text(text.replace(old, new), encoding="utf-8")
@@ -92,8 +92,8 @@ def code_of(page: str) -> str:
 
 def passes(folder: Path, *tests: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
-    own = {**os.environ, "PYTHONPATH": str(folder)}
-    ran = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]
 
 
@@ -103,9 +103,9 @@ def test_tests_stay_green_with_the_schedule_of_the_page(tmp_path: Path) -> None:
     folder = house(tmp_path)
     (folder / "hexiopt" / "schedules" / "eager.py").write_text(code_of("add_a_schedule.md"))
     registry = folder / "hexiopt" / "schedules" / "registry.py"
-    changed(registry, "(GPIPE, ONE_F_ONE_B, INTERLEAVED)  #", "(GPIPE, ONE_F_ONE_B, INTERLEAVED, Eager())  #")
+    replace_text(registry, "(GPIPE, ONE_F_ONE_B, INTERLEAVED)  #", "(GPIPE, ONE_F_ONE_B, INTERLEAVED, Eager())  #")
     first = "from hexiopt.schedules.gpipe import GPipe\n"
-    changed(registry, first, "from hexiopt.schedules.eager import Eager\n" + first)
+    replace_text(registry, first, "from hexiopt.schedules.eager import Eager\n" + first)
     schedules = ("tests/hexiopt/schedules", "tests/hexiopt/plan/test_every_stage_type.py", "tests/hexiopt/bounds")
     passes(folder, *schedules, "tests/solvers/baselines/test_published_space.py", "tests/hexiopt/problem/test_space.py")
 
@@ -117,13 +117,13 @@ def test_tests_stay_green_with_the_baseline_of_the_page(tmp_path: Path) -> None:
     first = '    "hexiseq": '
     row = '    "zero_3": "baselines.zero_3:ZeroThree",\n'
     assert row in (ROOT / "docs" / "add_a_baseline.md").read_text(encoding="utf-8")
-    changed(folder / "solvers" / "registry.py", first, row + first)
+    replace_text(folder / "solvers" / "registry.py", first, row + first)
     spaces, row = folder / "tests" / "solvers" / "baselines" / "published_spaces.py", row_of_the_page()
-    changed(spaces, '    "ring": ', row + '    "ring": ')
+    replace_text(spaces, '    "ring": ', row + '    "ring": ')
     with (folder / "docs" / "baselines.md").open("a") as page:
         page.write("\n**`zero_3`** has no planner.\n")
-    changed(folder / "docs" / "solvers.md", "| `fsdp` |", "| `zero_3` | ZeRO-3 |\n| `fsdp` |")
-    own = {**os.environ, "PYTHONPATH": str(folder)}
-    subprocess.run([sys.executable, "-m", "tests.api_reference"], cwd=folder, env=own, check=True)
+    replace_text(folder / "docs" / "solvers.md", "| `fsdp` |", "| `zero_3` | ZeRO-3 |\n| `fsdp` |")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    subprocess.run([sys.executable, "-m", "tests.api_reference"], cwd=folder, env=environment, check=True)
     tests = ("tests/solvers/baselines/test_published_space.py", "tests/experiments/test_documents.py")
     passes(folder, *tests, "tests/hexiopt/study/test_reference.py", "tests/solvers/test_registry.py")

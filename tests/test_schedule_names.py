@@ -16,14 +16,14 @@ NAMING_SOLVERS = {"proof", "baselines", "compiled"}
 
 def lines_of(path: Path) -> set[int]:
     """The lines of a file whose code names a schedule: its constant, its class, or its name in files."""
-    found = set()
+    lines = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in CONSTANTS:
-                found.add(node.lineno)
+                lines.add(node.lineno)
             case ast.Constant(value=str(text)) if text in {schedule.name for schedule in EVERY}:
-                found.add(node.lineno)
-    return found
+                lines.add(node.lineno)
+    return lines
 
 
 def test_schedules_are_asked_not_named() -> None:

@@ -51,7 +51,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def interrupted(*args: str, cwd: Path) -> Ran:
+def interrupt_search(*args: str, cwd: Path) -> Ran:
     """A search in a process of its own that gets Ctrl-C long before its time limit."""
     command = [sys.executable, "-c", _PRESSES_CTRL_C, *args, *SEARCHED, "solver.time_limit_s=36000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -96,7 +96,7 @@ def job_of(verb: str, overrides: Sequence[str], folder: Path = Path()) -> Job:
     return Job(config_of(cfg, verb), folder, choices, overrides, in_sweep=True)
 
 
-def refused(ran: Ran) -> str:
+def refusal(ran: Ran) -> str:
     """The one line of a refusal."""
     assert ran.code == 2, (ran.out, ran.err)
     assert ran.err.count("\n") == 1, ran.err

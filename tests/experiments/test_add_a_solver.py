@@ -19,9 +19,9 @@ TINY = ("cluster=small_mixed", "model=tiny", "report=false", "hydra.run.dir=out"
 
 
 def block(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None, language
-    return found.group(1)
+    match = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert match is not None, language
+    return match.group(1)
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ def test_it_is_short() -> None:
 def test_it_plans_with_its_parameters(hexiopt: Run, tmp_path: Path, max_tp: int) -> None:
     ran = hexiopt("plan", *TINY, "solver=mine", f"solver.max_tp={max_tp}")
     assert (ran.code, ran.err) == (0, "")
-    found = read_plan(tmp_path / "out" / "plan.json")
-    assert check(found.problem, found.plan) == []
-    stages = [stage for pipeline in found.plan.pipelines for stage in pipeline.stages]
+    placed = read_plan(tmp_path / "out" / "plan.json")
+    assert check(placed.problem, placed.plan) == []
+    stages = [stage for pipeline in placed.plan.pipelines for stage in pipeline.stages]
     assert max(len(group) for stage in stages for group in stage.parallelism.executors) <= max_tp
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["solver"]["name"] == "mine"
 
@@ -55,16 +55,16 @@ def test_it_is_compared(hexiopt: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("solver.max_tp=x", "solver.max_tp: 'x' is not a whole number"),
         ("solver.max_pp=4", "solver.max_pp: unknown key; did you mean max_tp"),
     ],
 )
-def test_its_parameters_are_checked(hexiopt: Run, override: str, said: str) -> None:
+def test_its_parameters_are_checked(hexiopt: Run, override: str, message: str) -> None:
     ran = hexiopt("plan", *TINY, "solver=mine", override)
     assert ran.code == 2
-    assert ran.err.startswith(f"hexiopt: {said}")
+    assert ran.err.startswith(f"hexiopt: {message}")
     assert ran.err.count("\n") == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import plan
 from tests.conftest import Run
-from tests.experiments.command_line import QUICK, TINY, V100, refused
+from tests.experiments.command_line import QUICK, TINY, V100, refusal
 from tests.slow import slow_but
 
 BAD_FILES = {
@@ -63,31 +63,31 @@ BAD_COMMANDS: list[tuple[tuple[str, ...], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     slow_but(BAD_COMMANDS[::2], BAD_COMMANDS),
     ids=[" ".join(words[-1:]) or "none" for words, _ in BAD_COMMANDS],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    hexiopt: Run, tmp_path: Path, command: tuple[str, ...], said: str
+    hexiopt: Run, tmp_path: Path, command: tuple[str, ...], message: str
 ) -> None:
     for name, content in BAD_FILES.items():
         (tmp_path / name).write_text(content)
     before = sorted(tmp_path.rglob("*"))
-    assert said in refused(hexiopt(*command))
+    assert message in refusal(hexiopt(*command))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_existing_folder_of_the_user_stays(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    refused(hexiopt("plan", *TINY, "hydra.run.dir=mine", "seed=-1"))
+    refusal(hexiopt("plan", *TINY, "hydra.run.dir=mine", "seed=-1"))
     assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **more: Any) -> None:
+    def crash(*args: Any, **more: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(plan, "search", broken)
+    monkeypatch.setattr(plan, "search", crash)
     ran = hexiopt("plan", *QUICK)
     assert ran.code == 1
     assert ran.err == "hexiopt: unexpected RuntimeError: two lines; set HEXIOPT_DEBUG=1 for the traceback\n"
@@ -98,10 +98,10 @@ def test_the_unexpected_exits_1(hexiopt: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_failed_picture_leaves_no_half_of_it(hexiopt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
+    def fail_halfway(*args: Any) -> None:
         Path(args[-1]).write_bytes(b"half")
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr("hexiopt.report.figure.draw_plan", broken)
+    monkeypatch.setattr("hexiopt.report.figure.draw_plan", fail_halfway)
     assert hexiopt("plan", *TINY, "hydra.run.dir=out").code == 1
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan.json"]

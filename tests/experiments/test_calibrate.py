@@ -23,9 +23,9 @@ LINES = (50, 53, 57, 61, 71, 74, 81, 86)  # FSDP on A100, short and long sequenc
 
 def test_a_fit_finds_the_constants_that_made_the_figures() -> None:
     truth = {free.name: free.start for free in FREE} | {"ampere_gemm_max": 0.7, "memory_traffic": 2.4}
-    found = [case_of(row, Given(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
-    assert len(found) == len(LINES)
-    made = [_measured(case, in_metric(case, predict(case, truth).step_time_s)) for case in found]
+    cases = [case_of(row, Given(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
+    assert len(cases) == len(LINES)
+    made = [_with_value(case, in_metric(case, predict(case, truth).step_time_s)) for case in cases]
     fitted = fit(made, prior=0.005)
     assert fitted["ampere_gemm_max"] == pytest.approx(0.7, rel=0.02)
     assert fitted["memory_traffic"] == pytest.approx(2.4, rel=0.05)
@@ -35,7 +35,7 @@ def test_a_fit_finds_the_constants_that_made_the_figures() -> None:
             assert fitted[free.name] == pytest.approx(free.start, rel=1e-3), free.name
 
 
-def _measured(case: Case, value: float) -> Case:
+def _with_value(case: Case, value: float) -> Case:
     return replace(case, row=replace(case.row, value=value))
 
 
@@ -56,22 +56,24 @@ def test_rows_of_ones_own_join_the_fit(hexiopt: Run, tmp_path: Path, monkeypatch
     with RUNS.open(newline="", encoding="utf-8") as file:
         header, *lines = list(csv.reader(file))
     (row,) = (row for row in read_rows(RUNS) if row.line == LINES[0])
-    own = dict(zip(header, lines[row.line - 2], strict=True))
-    assert float(own["value"]) == row.value
-    cases = [case_of(one, Given(NOTHING_MEASURED, None)) for one in read_rows(RUNS) if one.line in LINES[1:3]]
-    found = {}
+    cells = dict(zip(header, lines[row.line - 2], strict=True))
+    assert float(cells["value"]) == row.value
+    cases = [case_of(other, Given(NOTHING_MEASURED, None)) for other in read_rows(RUNS) if other.line in LINES[1:3]]
+    fits = {}
     for name, ratio in (("same", 1.0), ("faster", 0.8)):
         with (tmp_path / "own.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, header)
             writer.writeheader()
-            faster = row.value * ratio if "s" in own["metric"] and "tokens" not in own["metric"] else row.value / ratio
-            writer.writerow(own | {"value": f"{faster:g}", "source": "mine"})
+            faster = (
+                row.value * ratio if "s" in cells["metric"] and "tokens" not in cells["metric"] else row.value / ratio
+            )
+            writer.writerow(cells | {"value": f"{faster:g}", "source": "mine"})
         asked: list[Path] = []
 
         def cases_of(path: Path, asked: list[Path] = asked) -> list[Case]:
             asked.append(path)
             given = Given(NOTHING_MEASURED, None)
-            return cases if path == RUNS else [case_of(one, given) for one in read_rows(path)]
+            return cases if path == RUNS else [case_of(other, given) for other in read_rows(path)]
 
         monkeypatch.setattr("experiments.calibrate._cases", cases_of)
         monkeypatch.setattr("experiments.calibrate.fitted_layers", list)
@@ -80,9 +82,9 @@ def test_rows_of_ones_own_join_the_fit(hexiopt: Run, tmp_path: Path, monkeypatch
         assert asked == [RUNS, Path("own.csv")]
         written = yaml.safe_load((tmp_path / "out" / "constants.yaml").read_text())["constants"]
         assert list(written) == [free.name for free in FREE]
-        found[name] = {key: entry["value"] for key, entry in written.items()}
-    assert found["faster"]["ampere_gemm_max"] > found["same"]["ampere_gemm_max"]
-    assert found["faster"]["turing_gemm_max"] == pytest.approx(found["same"]["turing_gemm_max"], rel=1e-3)
+        fits[name] = {key: entry["value"] for key, entry in written.items()}
+    assert fits["faster"]["ampere_gemm_max"] > fits["same"]["ampere_gemm_max"]
+    assert fits["faster"]["turing_gemm_max"] == pytest.approx(fits["same"]["turing_gemm_max"], rel=1e-3)
     ran = hexiopt("calibrate", "data=none.csv", "hydra.run.dir=none")
     assert ran.code == 2
     assert len(ran.err.splitlines()) == 1
@@ -109,9 +111,9 @@ def test_a_run_calibrates_a_cluster(hexiopt: Run, tmp_path: Path) -> None:
     now_s = json.loads((tmp_path / "again" / "plan.json").read_text())["prediction"]["step_time_s"]
     assert now_s == pytest.approx(2 * step_s, rel=0.05)
     ran = hexiopt("explain", "plan=again/plan.json", "hydra.run.dir=explained")
-    said = " ".join(ran.out.split())
-    assert "calibrated: between" in said
-    assert "train.log" in said
+    output = " ".join(ran.out.split())
+    assert "calibrated: between" in output
+    assert "train.log" in output
 
 
 @pytest.mark.slow
@@ -122,5 +124,5 @@ def test_a_run_of_our_executor_calibrates_its_machine(hexiopt: Run, tmp_path: Pa
     assert ran.code == 0, ran.err
     ran = hexiopt("calibrate", "run=run", "hydra.run.dir=fitted")
     assert ran.code == 0, ran.err
-    found = yaml.safe_load((tmp_path / "fitted" / "calibration.yaml").read_text())
-    assert all(factor < 0.5 for factor in found["compute"].values())  # a CPU is no RTX 4090
+    calibration = yaml.safe_load((tmp_path / "fitted" / "calibration.yaml").read_text())
+    assert all(factor < 0.5 for factor in calibration["compute"].values())  # a CPU is no RTX 4090

@@ -105,14 +105,14 @@ def test_ctrl_c_keeps_the_best_plan(hexiopt: Run, tmp_path: Path) -> None:
 def test_in_python_too(tmp_path: Path) -> None:
     problem = hx.Problem(hx.cluster("small_mixed"), hx.model("tiny"), hx.Workload(global_batch=8, seq_len=128))
 
-    def broken(asked: hx.Problem) -> None:
+    def crash(asked: hx.Problem) -> None:
         raise KeyError("no model")
 
     rows = hx.compare(problem, ["crash", "random"], 2, max_steps=5, time_limit_s=600, bound_time_limit_s=0)
     assert sorted(rows["status"]) == ["crashed", "crashed", "feasible", "feasible"]
     assert rows.best.solver == "random"
-    assert {one.status for one in rows.results if one.solver == "crash"} == {Status.CRASHED}
+    assert {result.status for result in rows.results if result.solver == "crash"} == {Status.CRASHED}
     summary = {row["solver"]: row["plans"] for row in rows.summary()}
     assert summary == {"random": 2, "crash": 0}
     with pytest.raises(KeyError):
-        hx.compare(problem, ["random"], max_steps=5, pricer=broken)  # type: ignore[arg-type]
+        hx.compare(problem, ["random"], max_steps=5, pricer=crash)  # type: ignore[arg-type]

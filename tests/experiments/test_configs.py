@@ -33,9 +33,9 @@ LESS = {"hexiseq_simulations": (*SHORT, "model=gpt_13b"), "hexiseq_pairs": SHORT
 def headers(group: str, name: str) -> list[list[str]]:
     """The commands in the header of a configuration, without `hexiopt`."""
     lines = (ROOT / "conf" / group / f"{name}.yaml").read_text().splitlines()
-    found = [shlex.split(line)[2:] for line in lines if line.startswith("#   hexiopt ")]
-    assert all(f"{group}={name}" in words for words in found)
-    return found
+    commands = [shlex.split(line)[2:] for line in lines if line.startswith("#   hexiopt ")]
+    assert all(f"{group}={name}" in words for words in commands)
+    return commands
 
 
 def header(group: str, name: str) -> list[str]:
@@ -76,8 +76,8 @@ def test_every_solver_is_configured_by_the_parameters_of_its_dataclass(name: str
     """And its defaults; oracles have more time."""
     config = job_of("plan", [f"solver={name}"]).config.solver
     made = registry.solver_class(name)
-    own = {one.name for one in parameters(made)}
-    assert {one.name for one in fields(config)} == own | {one.name for one in fields(SolverConfig)}
+    names = {parameter.name for parameter in parameters(made)}
+    assert {field.name for field in fields(config)} == names | {field.name for field in fields(SolverConfig)}
     assert (config.name, config.options(), config.max_steps) == (name, {}, None)
     assert config.time_limit_s == (60.0 if made.capabilities.kind == "oracle" else SolverConfig.time_limit_s)
 

@@ -35,7 +35,7 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("emulate.divisor=3",), "emulate.divisor: 3 does not divide"),
         (("model=olmoe_7b",), "emulate: model olmoe_7b: layers of kinds are not made narrower"),
@@ -45,11 +45,11 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
         (("workload.precision=fp16",), "fp16 cannot be trained"),
     ],
 )
-def test_bad_input_is_one_line(hexiopt: Run, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line(hexiopt: Run, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     ran = hexiopt("emulate", *SMALL, *words, "hydra.run.dir=out")
     assert ran.code == 2
     assert ran.err.startswith("hexiopt: ")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert not list(tmp_path.rglob("emulation*"))
 

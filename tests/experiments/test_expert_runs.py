@@ -42,33 +42,33 @@ def case(line: int) -> Case:
 
 def error(line: int) -> float:
     """Predicted over measured step time, less one."""
-    one = case(line)
-    return predict(one).step_time_s / step_time_s(one) - 1
+    run = case(line)
+    return predict(run).step_time_s / step_time_s(run) - 1
 
 
 def test_devices_that_share_experts_are_a_group_of_replicas() -> None:
     # DeepSeek-V3 on 1,024 H100: TP 2, EP 64 over eight machines, a micro-batch of one sequence a replica.
-    one = case(2)
-    pipelines, workload = one.plan.pipelines, one.problem.workload
+    run = case(2)
+    pipelines, workload = run.plan.pipelines, run.problem.workload
     group = pipelines[0].stages[0].parallelism
     assert isinstance(group, TensorParallel)
     assert (len(pipelines), len(group.devices), group.degree, group.num_replicas) == (2, 64, 2, 32)
     assert (pipelines[0].micro_batch_size, pipelines[0].num_micro_batches) == (32, 256)
-    assert (workload.routing, one.framework) == ("forced", "megatron_moe_2026_overlapped")
+    assert (workload.routing, run.framework) == ("forced", "megatron_moe_2026_overlapped")
     assert [stage.num_layers for stage in pipelines[0].stages] == [7, 8, 8, 8, 8, 8, 8, 6]
-    violations = check(one.problem, one.plan)
+    violations = check(run.problem, run.plan)
     assert {violation.rule for violation in violations} == {"batch"}, "micro-batches are those of all replicas"
 
 
 def test_only_replicas_in_a_machine_share_experts_over_machines() -> None:
-    one = case(123)
-    plan, group = one.plan, one.plan.pipelines[0].stages[0].parallelism
+    run = case(123)
+    plan, group = run.plan, run.plan.pipelines[0].stages[0].parallelism
     assert isinstance(group, TensorParallel)
     for wrong in (replace(group, degree=None), replace(group, degree=16)):
         stage = replace(plan.pipelines[0].stages[0], parallelism=wrong)
         changed = replace(plan, pipelines=(replace(plan.pipelines[0], stages=(stage,)),))
-        assert "tp" in {violation.rule for violation in check(one.problem, changed)}
-    assert "tp" not in {violation.rule for violation in check(one.problem, plan)}
+        assert "tp" in {violation.rule for violation in check(run.problem, changed)}
+    assert "tp" not in {violation.rule for violation in check(run.problem, plan)}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_strategies_are_ranked_as_measured() -> None:
 @pytest.mark.parametrize("line", [101, 103, 105, 107])
 def test_natural_routing_takes_longer_by_what_was_measured(line: int) -> None:
     """16K to 128K tokens, forced and natural: the four pairs that the imbalance is from."""
-    ratios = [f(case(line)) / f(case(line + 1)) for f in (step_time_s, lambda one: predict(one).step_time_s)]
+    ratios = [f(case(line)) / f(case(line + 1)) for f in (step_time_s, lambda run: predict(run).step_time_s)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.01)
 
 
@@ -155,10 +155,10 @@ def test_peaks_of_functional_tests_are_read_in_gb() -> None:
     ratios = []
     for row in [row for row in read_rows(path) if row.model_name == "ci-moe" and row.note("max_memory_gb")][::2]:
         try:
-            one = case_of(row, NOTHING)
+            run = case_of(row, NOTHING)
         except InexpressibleError:
             continue
-        ratios += allocated_ratios(one, predict(one))
+        ratios += allocated_ratios(run, predict(run))
     assert len(ratios) >= 15
     assert np.median(np.abs(np.array(ratios) - 1)) < 0.2
 

@@ -16,7 +16,7 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
 from tests.conftest import ROOT, Run
-from tests.experiments.command_line import refused
+from tests.experiments.command_line import refusal
 from tests.hexiopt.exports.launchers.test_torchrun_lines import free_port, machines_of, start_all
 from tests.slow import slow_but
 
@@ -40,7 +40,7 @@ def export(hexiopt: Run, plan: str, format: str, *overrides: str, folder: str = 
 
 
 @pytest.fixture
-def uneven(hexiopt: Run, tmp_path: Path) -> str:
+def uneven_plan(hexiopt: Run, tmp_path: Path) -> str:
     """A plan whose pipelines differ in stages and batch."""
     problem = Problem(named_cluster("small_mixed"), named_model("tiny"), Workload(12, 128, optimizer_sharding="1"))
     last = problem.model.num_layers
@@ -57,31 +57,33 @@ def uneven(hexiopt: Run, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("format", ["ranks", *LAUNCHERS])
-def test_launchers_take_every_plan_with_our_trainer(hexiopt: Run, tmp_path: Path, uneven: str, format: str) -> None:
-    said = export(hexiopt, uneven, format)
-    listed = [line for line in said.splitlines() if line.startswith("out/")]
+def test_launchers_take_every_plan_with_our_trainer(
+    hexiopt: Run, tmp_path: Path, uneven_plan: str, format: str
+) -> None:
+    output = export(hexiopt, uneven_plan, format)
+    listed = [line for line in output.splitlines() if line.startswith("out/")]
     assert {tmp_path / name for name in listed} == set((tmp_path / "out").iterdir())
     rows = [line.split("\t") for line in (tmp_path / "out" / "ranks.tsv").read_text().splitlines()]
     assert rows[0][:3] == ["rank", "machine", "cuda_index"]
     devices = {f"{machine}:{index}" for _, machine, index, *_ in rows[1:]}
     pipelines = json.loads((tmp_path / "uneven.json").read_text())["pipelines"]
-    assert devices == {name for own in pipelines for stage in own["stages"] for name in stage["devices"]}
+    assert devices == {name for pipeline in pipelines for stage in pipeline["stages"] for name in stage["devices"]}
 
 
 REFUSING = ("megatron", "megatron_bridge", "torchtitan", "galvatron", "deepspeed", "flagscale", "accelerate")
 
 
 @pytest.mark.parametrize("name", slow_but(("megatron",), REFUSING))
-def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str, name: str) -> None:
+def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven_plan: str, name: str) -> None:
     """Refused, planned again as the refusal says, exported by a launcher, and read back at the same price."""
-    line = refused(hexiopt("export", uneven, f"export.format={name}", "hydra.run.dir=refused"))
+    line = refusal(hexiopt("export", uneven_plan, f"export.format={name}", "hydra.run.dir=refused"))
     assert not (tmp_path / "refused").exists()
     [remedy] = re.findall(r"plan again with (space\.preset=\w+)", line)
     made = plan(hexiopt, "again", remedy)
     export(hexiopt, made, "torchrun", f"export.trainer={name}")
     files = sorted((tmp_path / "out").iterdir(), reverse=True)  # .yaml before .sh
-    own = next(path for path in files if path.stem in (name, "hexiopt_plan"))
-    command = ("import", f"format={name}", f"file={own}", "ranks=out/ranks.tsv", *CLUSTER, *WORK, *BUDGET)
+    trainer_file = next(path for path in files if path.stem in (name, "hexiopt_plan"))
+    command = ("import", f"format={name}", f"file={trainer_file}", "ranks=out/ranks.tsv", *CLUSTER, *WORK, *BUDGET)
     # The files do not say in which precision gradients are summed, which trainers do in FP32.
     ran = hexiopt(*command, "workload.gradient_bytes=2", "solver.max_steps=5", "hydra.run.dir=imported")
     assert ran.code == 0, ran.err
@@ -93,16 +95,16 @@ def test_the_remedy_of_a_refusal_works(hexiopt: Run, tmp_path: Path, uneven: str
     assert "without limits" in ran.out
 
 
-def test_what_does_not_go_together_is_refused(hexiopt: Run, uneven: str) -> None:
-    assert "give plan=path/plan.json" in refused(hexiopt("export", "export.format=slurm"))
-    assert "with huggingface" in refused(hexiopt("export", uneven))
-    assert "did you mean megatron" in refused(hexiopt("export", uneven, "export.format=megatrn"))
-    line = refused(hexiopt("export", uneven, "export.format=megatron", "export.trainer=flagscale"))
+def test_what_does_not_go_together_is_refused(hexiopt: Run, uneven_plan: str) -> None:
+    assert "give plan=path/plan.json" in refusal(hexiopt("export", "export.format=slurm"))
+    assert "with huggingface" in refusal(hexiopt("export", uneven_plan))
+    assert "did you mean megatron" in refusal(hexiopt("export", uneven_plan, "export.format=megatrn"))
+    line = refusal(hexiopt("export", uneven_plan, "export.format=megatron", "export.trainer=flagscale"))
     assert "export.trainer=flagscale" in line
-    assert "is not host:port" in refused(hexiopt("export", uneven, "export.format=torchrun", "export.master=a"))
-    assert "is not known" in refused(hexiopt("plan", *CLUSTER, *BUDGET, "space.preset=megatrn"))
-    assert "file: is missing" in refused(hexiopt("import", "format=megatron", *CLUSTER))
-    assert "format: is missing" in refused(hexiopt("import", "file=x.sh", *CLUSTER))
+    assert "is not host:port" in refusal(hexiopt("export", uneven_plan, "export.format=torchrun", "export.master=a"))
+    assert "is not known" in refusal(hexiopt("plan", *CLUSTER, *BUDGET, "space.preset=megatrn"))
+    assert "file: is missing" in refusal(hexiopt("import", "format=megatron", *CLUSTER))
+    assert "format: is missing" in refusal(hexiopt("import", "file=x.sh", *CLUSTER))
 
 
 def test_every_format_has_a_row_in_the_documentation() -> None:
@@ -113,9 +115,9 @@ def test_every_format_has_a_row_in_the_documentation() -> None:
     }
     formats = {**TRAINERS, **LAUNCHERS}
     assert {name: rows.get(name) for name in formats} == {
-        name: [own.target, own.expresses] for name, own in formats.items()
+        name: [entry.target, entry.expresses] for name, entry in formats.items()
     }
-    presets = {name: own for name, own in TRAINERS.items() if own.read}
+    presets = {name: trainer for name, trainer in TRAINERS.items() if trainer.read}
     for name in presets:
         assert f"`space.preset={name}`" in text or name in text
 
@@ -126,7 +128,7 @@ def _cells(line: str) -> list[str]:
 
 def losses(text: Sequence[str]) -> list[float]:
     """The losses that steps told, in order."""
-    events = [json.loads(line) for said in text for line in said.splitlines() if line.startswith("{")]
+    events = [json.loads(line) for output in text for line in output.splitlines() if line.startswith("{")]
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
@@ -148,8 +150,8 @@ def test_exported_lines_train_to_the_losses_of_a_local_run(hexiopt: Run, tmp_pat
     folder = tmp_path / "out"
     machines = machines_of(folder)
     assert len(machines) == 2
-    said = start_all(folder, machines, *train, env={"PYTHONPATH": str(ROOT)})
-    assert losses(said) == pytest.approx(local, rel=1e-6)
+    outputs = start_all(folder, machines, *train, env={"PYTHONPATH": str(ROOT)})
+    assert losses(outputs) == pytest.approx(local, rel=1e-6)
     assert len(local) == 3
 
 
@@ -215,10 +217,10 @@ def test_beside_a_layout_that_does_not_fit_what_fits_is_better(hexiopt: Run, tmp
     assert "read: imported of 8.03 B" in page
 
 
-def test_names_of_the_scheduler(hexiopt: Run, tmp_path: Path, uneven: str) -> None:
-    export(hexiopt, uneven, "slurm", "export.gpu_names={rtx_4090: ada, rtx_3090: ampere-24}")
+def test_names_of_the_scheduler(hexiopt: Run, tmp_path: Path, uneven_plan: str) -> None:
+    export(hexiopt, uneven_plan, "slurm", "export.gpu_names={rtx_4090: ada, rtx_3090: ampere-24}")
     script = (tmp_path / "out" / "job.sbatch").read_text()
     assert "--gpus-per-node=ada:2" in script
     assert "--gpus-per-node=ampere-24:4" in script
-    ran = hexiopt("export", uneven, "export.format=slurm", "export.gpu_names=ada", "hydra.run.dir=none")
+    ran = hexiopt("export", uneven_plan, "export.format=slurm", "export.gpu_names=ada", "hydra.run.dir=none")
     assert (ran.code, "is no mapping of GPU types to names" in ran.err) == (2, True)

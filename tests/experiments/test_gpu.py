@@ -27,7 +27,7 @@ def file_of(*measured: dict[str, Any]) -> dict[str, Any]:
     problem = Problem(cluster(("a", "fast", 1)), LLAMA, Workload(1, 64, precision="fp32"))
     plan = Plan((Pipeline((Stage.of((0,), 0, LLAMA.num_layers),), 1),))
     file = plan_file_to_dict(problem, plan, PlanPricer(problem).price(plan), {})
-    trials = [{"name": f"trial {k}", "plan": file, "measured": one} for k, one in enumerate(measured)]
+    trials = [{"name": f"trial {k}", "plan": file, "measured": measurement} for k, measurement in enumerate(measured)]
     return {"format": FORMAT, "version": 1, "torch": "2", "is_gpu": True, "trials": trials}
 
 
@@ -36,9 +36,9 @@ TRAINED = {"seconds": [0.3, 0.1, 0.2], "losses": [6.0], "peak_bytes": [2**30, 2*
 
 def test_validate_shows_errors_and_what_was_not_trained(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "gpu.json").write_text(json.dumps(file_of(TRAINED, {"trouble": "no answer of rank 0"})))
-    (one, other) = read_trials(tmp_path / "gpu.json")
-    assert (one.step_s, one.peak_bytes, one.trouble) == (0.2, 2**31, None)
-    assert other.trouble == "no answer of rank 0"
+    (first, second) = read_trials(tmp_path / "gpu.json")
+    assert (first.step_s, first.peak_bytes, first.trouble) == (0.2, 2**31, None)
+    assert second.trouble == "no answer of rank 0"
     ran = hexiopt("validate", "data=gpu.json", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
     assert "not trained: trial 1: no answer of rank 0" in ran.out
@@ -70,21 +70,21 @@ def test_make_gpu_runs_on_a_cpu(hexiopt: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "experiments.measure.gpu", "--out", str(tmp_path / "gpu")]
     ran_here = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran_here.returncode == 0, ran_here.stdout + ran_here.stderr
-    said = " ".join(ran_here.stdout.split())
-    assert said.startswith("No GPU")
-    assert "A step of toy" in said
-    assert "rank 1 (process-1:0) ended with exit code -9" in said
-    assert "TP 2 no device memory 0" in said
+    stdout = " ".join(ran_here.stdout.split())
+    assert stdout.startswith("No GPU")
+    assert "A step of toy" in stdout
+    assert "rank 1 (process-1:0) ended with exit code -9" in stdout
+    assert "TP 2 no device memory 0" in stdout
     trials = read_trials(tmp_path / "gpu" / "gpu.json")
     assert len(trials) == 7
     content = json.loads((tmp_path / "gpu" / "gpu.json").read_text())
     assert content["killed"]["backend"] == "gloo"
     assert 0 < content["killed"]["ended_s"] < 30
-    assert [one["measured_bytes"] for one in content["communicators"]] == [None] * 5
-    losses = [one["measured"]["losses"] for one in content["trials"]]
-    for own in losses:
-        assert own == pytest.approx(losses[0], rel=1e-5)
-    assert all(one.trouble is None for one in trials)
+    assert [communicator["measured_bytes"] for communicator in content["communicators"]] == [None] * 5
+    losses = [trial["measured"]["losses"] for trial in content["trials"]]
+    for trial_losses in losses:
+        assert trial_losses == pytest.approx(losses[0], rel=1e-5)
+    assert all(trial.trouble is None for trial in trials)
     ran = hexiopt("validate", "data=gpu/gpu.json", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
     assert "7 of 7 plans" in ran.out

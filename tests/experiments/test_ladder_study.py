@@ -24,12 +24,12 @@ def test_the_ladder_says_what_each_rung_is_worth(monkeypatch: pytest.MonkeyPatch
         return rungs_s.get(labels["rung"], 1.0)
 
     page = run_made_up("ladder", monkeypatch, tmp_path, step_s)
-    names, said, tiny = page.names, claims_of(page), TINY[0].label
+    names, claims, tiny = page.names, claims_of(page), TINY[0].label
     table = names["means"]
-    assert said[0].startswith("Metis (ATC 24): of 16.00 × from its first choice to ours, 2.00 × prices for ten")
-    assert said[0].count("2.00 ×") == 4
-    assert "AMP's first choice is no plan that fits on 1 of 1 problems." in said
-    assert f"Sailor's best plan is ahead of ours on {tiny}: its step takes 10.0% less." in said
+    assert claims[0].startswith("Metis (ATC 24): of 16.00 × from its first choice to ours, 2.00 × prices for ten")
+    assert claims[0].count("2.00 ×") == 4
+    assert "AMP's first choice is no plan that fits on 1 of 1 problems." in claims
+    assert f"Sailor's best plan is ahead of ours on {tiny}: its step takes 10.0% less." in claims
     assert list(table.loc["Metis (ATC 24)"])[1:] == ["16.00 ×", "8.00 ×", "4.00 ×", "2.00 ×"]
     assert table.at["AMP", ladder.FIRST] == "(1 without)"
     assert [label for label in table.index if table.at[label, "its released code"]] == [*names["RELEASED"]["plans"]]

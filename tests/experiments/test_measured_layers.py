@@ -22,16 +22,16 @@ from hexiopt.numbers.constants import constant_values
 def layers() -> dict[tuple[str, str], list[tuple[MeasuredLayer, float]]]:
     """Layers and predicted over measured seconds, by GPU type and precision."""
     values = constant_values()
-    found = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
-    return group_by(found, lambda pair: (pair[0].gpu, pair[0].workload.precision))
+    pairs = [(layer, sum(predicted_s(layer, values)) / layer.seconds) for layer in measured_layers()]
+    return group_by(pairs, lambda pair: (pair[0].gpu, pair[0].workload.precision))
 
 
 def test_layers_of_thirteen_types_are_predicted_within_the_aim() -> None:
     """Aim: 15 % at the median, over all layers and over types."""
-    errors = {kind: np.array([abs(ratio - 1) for _, ratio in own]) for kind, own in layers().items()}
+    errors = {kind: np.array([abs(ratio - 1) for _, ratio in pairs]) for kind, pairs in layers().items()}
     assert len({gpu for gpu, _ in errors}) >= 11
     assert np.median(np.concatenate(list(errors.values()))) <= 0.15
-    assert np.median([np.median(own) for own in errors.values()]) <= 0.15
+    assert np.median([np.median(type_errors) for type_errors in errors.values()]) <= 0.15
 
 
 @pytest.mark.parametrize("gpu", ["a10g", "l4", "h100_nvl", "rtx_a6000"])

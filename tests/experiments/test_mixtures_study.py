@@ -63,18 +63,18 @@ def test_what_is_not_searched_has_no_plan(study: dict[str, Any]) -> None:
     """Its states alone are more than the memory of all GPUs."""
     problem = places()["campus", "deepseek_v3"]
     assert state_bytes(problem) == 16 * problem.model.num_params > memory_bytes(problem)
-    assert any("`deepseek_v3` fits on `campus`: its states take 9,999 GiB" in said for said in study["too_large"]())
+    assert any("`deepseek_v3` fits on `campus`: its states take 9,999 GiB" in claim for claim in study["too_large"]())
 
 
 def test_flagscales_space_has_tp_degrees_by_stage_and_all_else_even() -> None:
     problem = CLUSTERS[0].problem("qwen3_30b_a3b")
-    own = in_flagscale(problem)
-    assert own.model == problem.model
-    assert own.space.uneven_tp
-    assert own.space.uneven_layers
-    assert not own.space.uneven_structure
-    assert not own.space.replicas
-    assert own.workload.schedule == "1f1b"
+    flagscale_problem = in_flagscale(problem)
+    assert flagscale_problem.model == problem.model
+    assert flagscale_problem.space.uneven_tp
+    assert flagscale_problem.space.uneven_layers
+    assert not flagscale_problem.space.uneven_structure
+    assert not flagscale_problem.space.replicas
+    assert flagscale_problem.workload.schedule == "1f1b"
 
 
 def test_columns_have_one_replica_and_prices_of_their_own() -> None:
@@ -82,8 +82,8 @@ def test_columns_have_one_replica_and_prices_of_their_own() -> None:
     stage = Stage(TensorParallel(tuple(range(24, 32))), ((0, problem.model.num_layers),), ("full",))
     plan = Plan((Pipeline((stage,), 32, 8),), ONE_F_ONE_B, Sharding(1))
     whole, cut = PlanPricer(problem).with_degrees(plan), by_columns(problem).with_degrees(plan)
-    degrees = [own.pipelines[0].stages[0].parallelism for own in (whole, cut)]
-    assert [own.degree for own in degrees if isinstance(own, TensorParallel)] == [1, 8]
+    degrees = [priced_plan.pipelines[0].stages[0].parallelism for priced_plan in (whole, cut)]
+    assert [degree.degree for degree in degrees if isinstance(degree, TensorParallel)] == [1, 8]
     assert by_columns(problem).price(plan).step_time_s != PlanPricer(problem).price(cut).step_time_s
 
 
@@ -102,11 +102,11 @@ def test_claims_name_who_is_ahead(study: dict[str, Any]) -> None:
 def test_planning_stands_beside_its_aims(study: dict[str, Any]) -> None:
     planning_claims = study["planning_claims"]
 
-    def rows(**own: Any) -> pd.DataFrame:
-        return pd.DataFrame({"model": ["dense", "a", "b"], **own})
+    def rows(**columns: Any) -> pd.DataFrame:
+        return pd.DataFrame({"model": ["dense", "a", "b"], **columns})
 
-    said = planning_claims(rows(first_plan_s=[0.5, 1.0, 1.5], cpu_s=[10.0, 11.0, 13.0]))
-    assert said == [
+    claims = planning_claims(rows(first_plan_s=[0.5, 1.0, 1.5], cpu_s=[10.0, 11.0, 13.0]))
+    assert claims == [
         "1,024 GPUs: the first plan comes within 1.50 s of CPU time (aim 2 s); the search takes 1.10 to 1.30 × the CPU "
         "time of that of the dense model (aim at most 1.2 ×)."
     ]

@@ -31,8 +31,8 @@ hexiopt.solving.Budget.__post_init__ = _check_and_cap
 SOURCES = pytest.mark.parametrize("source", notebooks.SOURCES, ids=lambda source: source.stem)
 
 
-def shipped(source: Path) -> nbformat.NotebookNode:
-    return nbformat.read(notebooks.published(source), as_version=4)  # type: ignore[no-untyped-call]
+def shipped_notebook(source: Path) -> nbformat.NotebookNode:
+    return nbformat.read(notebooks.published_path(source), as_version=4)  # type: ignore[no-untyped-call]
 
 
 def test_every_notebook_has_both_files() -> None:
@@ -43,20 +43,20 @@ def test_every_notebook_has_both_files() -> None:
 
 @SOURCES
 def test_outputs_belong_to_the_source(source: Path) -> None:
-    wanted, found = notebooks.read(source), shipped(source)
-    assert [(cell.cell_type, cell.source) for cell in found.cells] == [
+    wanted, notebook = notebooks.read(source), shipped_notebook(source)
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
         (cell.cell_type, cell.source) for cell in wanted.cells
     ], f"run make notebooks NOTEBOOKS={source.stem[:2]}"
 
 
 @SOURCES
 def test_it_reads_well_without_running(source: Path) -> None:
-    path = notebooks.published(source)
+    path = notebooks.published_path(source)
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) <= LARGEST_BYTES
     words = re.sub(r'"image/png": "[^"]*"', "", text)
     assert not re.search(OF_A_MACHINE, words), re.search(OF_A_MACHINE, words)
-    cells = shipped(source).cells
+    cells = shipped_notebook(source).cells
     assert cells[0].source.startswith("# ")
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
@@ -84,10 +84,15 @@ def test_it_runs(source: Path, tmp_path: Path) -> None:
     if source.stem.startswith("06"):
         pytest.importorskip("torch")
     pytest.importorskip("pymetis")
-    found = notebooks.executed(source, tmp_path, FEW_STEPS)
+    result = notebooks.execute(source, tmp_path, FEW_STEPS)
     pictures = [
-        [output for cell in one.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
-        for one in (found, shipped(source))
+        [
+            output
+            for cell in notebook.cells
+            for output in cell.get("outputs", [])
+            if "image/png" in output.get("data", {})
+        ]
+        for notebook in (result, shipped_notebook(source))
     ]
     assert len(pictures[0]) == len(pictures[1]) > 0
 

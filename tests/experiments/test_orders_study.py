@@ -28,7 +28,7 @@ def fits(order: StageOrder, pipeline: SmallPipeline, stage: int, split: bool) ->
     return max(taken) <= pipeline.room[stage]
 
 
-def replayed(orders: Sequence[StageOrder], pipeline: SmallPipeline, split: bool) -> int | None:
+def replay(orders: Sequence[StageOrder], pipeline: SmallPipeline, split: bool) -> int | None:
     """When the last operation ends if stages run `orders`, each operation as early as it can; None if they wait for
     ever."""
     ticks, last = operation_ticks(pipeline, split), pipeline.num_stages - 1
@@ -89,7 +89,7 @@ def test_the_optimum_of_tiny_pipelines_is_that_of_every_order(split: bool) -> No
         pipeline = tiny(rng)
         best = optimum(pipeline, split, known=[])
         every = itertools.product(*[list(stage_orders(pipeline, s, split)) for s in range(2)])
-        ends = [replayed(orders, pipeline, split) for orders in every]
+        ends = [replay(orders, pipeline, split) for orders in every]
         assert best.is_proved
         assert best.ticks == min(end for end in ends if end is not None)
 
@@ -124,11 +124,11 @@ def test_optimal_schedules_can_be_run_and_ours_are_no_shorter(split: bool) -> No
         for depths in depths_that_fit(pipeline)[::7]:
             spans = clock_spans(pipeline, split, depths)
             orders = [order_of(spans, s) for s in range(pipeline.num_stages)]
-            assert best.bound <= clock_ticks(pipeline, split, depths) == replayed(orders, pipeline, split)
+            assert best.bound <= clock_ticks(pipeline, split, depths) == replay(orders, pipeline, split)
             assert all(fits(order, pipeline, s, split) for s, order in enumerate(orders))
         orders = [order_of(best.spans, s) for s in range(pipeline.num_stages)]
         assert best.is_proved
-        assert replayed(orders, pipeline, split) == best.ticks
+        assert replay(orders, pipeline, split) == best.ticks
         assert all(fits(order, pipeline, s, split) for s, order in enumerate(orders))
 
 

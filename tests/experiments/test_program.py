@@ -16,7 +16,7 @@ from experiments.app.common import worst
 from experiments.app.config import READS
 from experiments.app.verbs import VERBS
 from tests.conftest import ROOT, Ran, Run
-from tests.experiments.command_line import QUICK, STEPS, TINY, in_process, interrupted, refused
+from tests.experiments.command_line import QUICK, STEPS, TINY, in_process, interrupt_search, refusal
 from tests.slow import slow_but
 
 
@@ -67,7 +67,7 @@ def test_help_starts_without_hydra(tmp_path: Path) -> None:
 def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
     process = in_process("plan", "cluster=nope", "model=tiny", cwd=tmp_path)
     out, err = process.communicate(timeout=600)
-    refused(Ran(process.returncode, out, err))
+    refusal(Ran(process.returncode, out, err))
     assert list(tmp_path.iterdir()) == []
     verb = subprocess.run(
         [sys.executable, "-m", "experiments.price"],
@@ -76,18 +76,18 @@ def test_the_process_exits_with_the_code(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "plan: is missing" in refused(Ran(verb.returncode, verb.stdout, verb.stderr))
+    assert "plan: is missing" in refusal(Ran(verb.returncode, verb.stdout, verb.stderr))
 
 
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
-    ran = interrupted("plan", "report=false", "hydra.run.dir=out", cwd=tmp_path)
+    ran = interrupt_search("plan", "report=false", "hydra.run.dir=out", cwd=tmp_path)
     assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")
     assert (tmp_path / "out" / "plan.json").is_file()
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
-    ran = interrupted("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    ran = interrupt_search("plan", "-m", "seed=0,1", "hydra.sweep.dir=sweep", cwd=tmp_path)
     again = "the same command with sweep.resume=true hydra.sweep.dir=sweep runs the others"
     assert (ran.code, ran.err) == (130, f"hexiopt: interrupted: 0 of 2 jobs are done in sweep; {again}\n")
     (status,) = tmp_path.rglob("status.json")
@@ -132,9 +132,11 @@ def test_interrupt_outside_the_main_thread_is_left_alone() -> None:
 def test_an_own_folder_is_one_line_with_python_m_and_nothing_to_the_program(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
-    said = f"hexiopt: {tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder\n"
+    message = (
+        f"hexiopt: {tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder\n"
+    )
     module = in_own_folder([sys.executable, "-m", "hexiopt", "--version"], tmp_path)
-    assert (module.returncode, module.stderr, module.stdout) == (2, said, "")
+    assert (module.returncode, module.stderr, module.stdout) == (2, message, "")
     script = program(tmp_path)
     started = in_own_folder([script, "--version"], tmp_path)
     assert (started.returncode, started.stderr) == (0, ""), "scripts do not look for modules in the current folder"
@@ -182,10 +184,10 @@ def test_completion_in_a_shell(tmp_path: Path) -> None:
 def test_a_folder_that_hides_our_package_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("")
-    said = f"{tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder"
+    message = f"{tmp_path / name}: hides hexiopt's own package {name!r}; rename it, or run from another folder"
     python = "import hexiopt; hexiopt.cluster('small_mixed'); hexiopt.solver('random')"
     program = "import sys; from experiments.app.cli import main; sys.exit(main(['plan']))"
-    for code, last in ((python, f"hexiopt.errors.InputError: {said}"), (program, f"hexiopt: {said}")):
+    for code, last in ((python, f"hexiopt.errors.InputError: {message}"), (program, f"hexiopt: {message}")):
         ran = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,

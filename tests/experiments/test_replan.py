@@ -13,11 +13,11 @@ SMALL = ("cluster=small_mixed", "model=tiny", "workload=small", "report=false", 
 PLANS: dict[tuple[str, ...], str] = {}  # by constraints: each is searched once
 
 
-def planned(hexiopt: Run, *constraints: str) -> str:
+def plan_override(hexiopt: Run, *constraints: str) -> str:
     path = Path("first/plan.json")
     if constraints not in PLANS:
-        own = ("workload.global_batch=8", "solver.max_steps=60", "hydra.run.dir=first")
-        ran = hexiopt("plan", *SMALL, *constraints, *own)
+        settings = ("workload.global_batch=8", "solver.max_steps=60", "hydra.run.dir=first")
+        ran = hexiopt("plan", *SMALL, *constraints, *settings)
         assert ran.code == 0, ran.err
         PLANS[constraints] = path.read_text()
     path.parent.mkdir(exist_ok=True)
@@ -27,16 +27,16 @@ def planned(hexiopt: Run, *constraints: str) -> str:
 
 @pytest.fixture
 def plan(hexiopt: Run) -> str:
-    return planned(hexiopt)
+    return plan_override(hexiopt)
 
 
 def step_s(tmp_path: Path, folder: str) -> float:
-    found: float = json.loads((tmp_path / folder / "plan.json").read_text())["prediction"]["step_time_s"]
-    return found
+    seconds: float = json.loads((tmp_path / folder / "plan.json").read_text())["prediction"]["step_time_s"]
+    return seconds
 
 
 def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, tmp_path: Path) -> None:
-    plan = planned(hexiopt, "constraints.num_pipelines=5")  # on both machines
+    plan = plan_override(hexiopt, "constraints.num_pipelines=5")  # on both machines
     before_s = step_s(tmp_path, "first")
     changes = {
         "cluster.inter_machine.bandwidth_gb_per_s=0.001": lambda now_s: now_s > before_s,
@@ -50,7 +50,7 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("workload.global_batch=9", "micro-batches for 8 sequences are no whole number for 9; choose a batch"),
         ("cluster=hexiscale_setting_1", "is on no machine of the cluster"),
@@ -58,10 +58,12 @@ def test_a_plan_is_priced_on_a_changed_network_batch_and_sequence(hexiopt: Run, 
         ("cluster.inter_machine.bandwith_gb_per_s=1", "did you mean bandwidth_gb_per_s?"),
     ],
 )
-def test_a_change_that_cannot_be_is_one_line(hexiopt: Run, tmp_path: Path, plan: str, change: str, said: str) -> None:
+def test_a_change_that_cannot_be_is_one_line(
+    hexiopt: Run, tmp_path: Path, plan: str, change: str, message: str
+) -> None:
     ran = hexiopt("price", plan, change, "hydra.run.dir=again")
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
     assert len(ran.err.splitlines()) == 1
     assert not (tmp_path / "again").exists()
 
@@ -72,12 +74,12 @@ def test_replans_without_a_lost_device(hexiopt: Run, tmp_path: Path, plan: str) 
     ran = hexiopt("replan", plan, f"lost=['{lost}']", "solver.max_steps=60", "report=true", "hydra.run.dir=second")
     assert ran.code == 0, ran.err
     assert "Pays back" in " ".join(ran.out.split())
-    found = json.loads((tmp_path / "second" / "replan.json").read_text())
+    report = json.loads((tmp_path / "second" / "replan.json").read_text())
     new = (tmp_path / "second" / "plan.json").read_text()
     assert json.loads(new)["problem"]["space"]["exclude"] == [lost]
-    chosen = next(one for one in found["replacements"] if one["name"] == found["chosen"])
+    chosen = next(replacement for replacement in report["replacements"] if replacement["name"] == report["chosen"])
     assert chosen["step_time_s"] == pytest.approx(step_s(tmp_path, "second"))
-    moved = sum(size for own in found["fetched_bytes"].values() for size in own.values())
+    moved = sum(size for sizes in report["fetched_bytes"].values() for size in sizes.values())
     assert moved == pytest.approx(chosen["moved_bytes"])
     assert (tmp_path / "second" / "replan.png").stat().st_size > 10_000
     ran = hexiopt("replan", plan, "hydra.run.dir=third")
@@ -87,10 +89,12 @@ def test_replans_without_a_lost_device(hexiopt: Run, tmp_path: Path, plan: str) 
 
 
 def test_what_a_plan_was_asked_for_can_be_lifted_by_what_the_error_says(hexiopt: Run, tmp_path: Path) -> None:
-    plan = planned(hexiopt, "constraints.num_pipelines=2", "constraints.num_stages=2", "cluster.machines.0.count=1")
+    plan = plan_override(
+        hexiopt, "constraints.num_pipelines=2", "constraints.num_stages=2", "cluster.machines.0.count=1"
+    )
     problem = json.loads((tmp_path / "first" / "plan.json").read_text())["problem"]
     usable = sum(machine["num_gpus"] * machine.get("count", 1) for machine in problem["cluster"]["machines"])
-    names = [f"{one['name']}:{k}" for one in problem["cluster"]["machines"] for k in range(one["num_gpus"])]
+    names = [f"{machine['name']}:{k}" for machine in problem["cluster"]["machines"] for k in range(machine["num_gpus"])]
     again = (
         "replan",
         plan,
@@ -118,7 +122,7 @@ def test_what_a_plan_was_asked_for_can_be_lifted_by_what_the_error_says(hexiopt:
 
 
 def test_an_override_of_a_section_changes_what_it_states(hexiopt: Run, tmp_path: Path) -> None:
-    plan = planned(hexiopt, "constraints.num_stages=1", "workload.seq_len=64")
+    plan = plan_override(hexiopt, "constraints.num_stages=1", "workload.seq_len=64")
     again = ("replan", plan, "solver.max_steps=40", "report=false", "hydra.run.dir=second")
     for change, expected in (
         ("constraints={max_tp: 1}", (1, 1, 64, 8)),
@@ -128,15 +132,15 @@ def test_an_override_of_a_section_changes_what_it_states(hexiopt: Run, tmp_path:
         assert ran.code == 0, ran.err
         now = json.loads((tmp_path / "second" / "plan.json").read_text())["problem"]
         space, workload = now["space"], now["workload"]
-        found = space["num_stages"], space["max_tp"], workload["seq_len"], workload["global_batch"]
-        assert found == expected, change
+        values = space["num_stages"], space["max_tp"], workload["seq_len"], workload["global_batch"]
+        assert values == expected, change
 
 
 def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: Path, plan: str) -> None:
     before = json.loads((tmp_path / "first" / "plan.json").read_text())
-    machines = [one["name"] for one in before["problem"]["cluster"]["machines"]]
-    used = next(f"{one}:{k}" for one in machines for k in range(9) if f"{one}:{k}" in str(before["pipelines"]))
-    own = ("replan", plan, f"lost=['{used}']", "solver.max_steps=40", "report=false")
+    machines = [machine["name"] for machine in before["problem"]["cluster"]["machines"]]
+    used = next(f"{name}:{k}" for name in machines for k in range(9) if f"{name}:{k}" in str(before["pipelines"]))
+    words = ("replan", plan, f"lost=['{used}']", "solver.max_steps=40", "report=false")
     times_s = {}
     for stated, foot in (
         (
@@ -148,7 +152,7 @@ def test_the_table_names_what_a_change_is_taken_to_cost(hexiopt: Run, tmp_path: 
             "takes 7 s more, and a machine reads a checkpoint as",
         ),
     ):
-        ran = hexiopt(*own, *stated, "hydra.run.dir=second")
+        ran = hexiopt(*words, *stated, "hydra.run.dir=second")
         assert ran.code == 0, ran.err
         assert foot in " ".join(ran.out.split())
         times_s[stated] = json.loads((tmp_path / "second" / "replan.json").read_text())["replacements"][-1]["moving_s"]
@@ -168,11 +172,11 @@ def test_replans_with_slow_devices_and_more_machines(hexiopt: Run, tmp_path: Pat
         assert now.get(key) != cluster.get(key), change
         if key == "slow":
             assert now["slow"] == {f"{name}:0": 0.5, f"{name}:2": 0.7}
-        found = json.loads((tmp_path / "changed" / "replan.json").read_text())["replacements"]
-        assert found[0]["moving_s"] == 0.0
+        replacements = json.loads((tmp_path / "changed" / "replan.json").read_text())["replacements"]
+        assert replacements[0]["moving_s"] == 0.0
     listed = "added=[{name: more, gpu: rtx_4090, num_gpus: 1}]"
     assert hexiopt("replan", plan, listed, "solver.max_steps=40", "report=false", "hydra.run.dir=listed").code == 0
-    for change, said in (
+    for change, message in (
         ("slow=0.5", "slow: 0.5 is no speeds"),
         ("slow={x: 0.5}", "slow: 'x' is not a machine"),
         ("slow=nowhere", "nowhere: the file does not exist"),
@@ -180,5 +184,5 @@ def test_replans_with_slow_devices_and_more_machines(hexiopt: Run, tmp_path: Pat
         ("added=[{name: more}]", "num_gpus: is missing"),
     ):
         ran = hexiopt("replan", plan, change, "hydra.run.dir=third")
-        assert (ran.code, said in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
+        assert (ran.code, message in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
         assert not (tmp_path / "third").exists()

@@ -15,19 +15,19 @@ from tests.conftest import ROOT
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
 
 
-def named(nav: Any) -> Iterator[str]:
+def nav_pages(nav: Any) -> Iterator[str]:
     """Every page of the navigation."""
     if isinstance(nav, str):
         yield nav
     else:
         for part in nav if isinstance(nav, list) else nav.values():
-            yield from named(part)
+            yield from nav_pages(part)
 
 
 def sources() -> dict[str, Path]:
     """The file of each page of the site."""
-    own = {path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*.md")}
-    return own | {page: ROOT / source for source, page in site.pages().items()}
+    docs = {path.relative_to(ROOT / "docs").as_posix(): path for path in (ROOT / "docs").rglob("*.md")}
+    return docs | {page: ROOT / source for source, page in site.pages().items()}
 
 
 def prose(path: Path) -> str:
@@ -36,17 +36,17 @@ def prose(path: Path) -> str:
 
 
 def test_the_navigation_names_every_page_once() -> None:
-    assert sorted(named(NAV)) == sorted(sources())
+    assert sorted(nav_pages(NAV)) == sorted(sources())
 
 
 @pytest.mark.parametrize("page", sorted(sources()))
 def test_links_lead_to_pages(page: str) -> None:
-    found = sources()
-    text = site.with_links(prose(found[page]), page)
+    files = sources()
+    text = site.with_links(prose(files[page]), page)
     for target in re.findall(r"\]\(([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         if not re.match(r"https://", target):
             at = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
-            assert at in found or (ROOT / "docs" / at).is_file(), target
+            assert at in files or (ROOT / "docs" / at).is_file(), target
 
 
 def test_links_are_moved_with_their_pages() -> None:

@@ -62,16 +62,16 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
     if "No module named 'setuptools'" in built.stderr or "Cannot import 'setuptools" in built.stderr:
         pytest.skip("no setuptools to build with")
     assert built.returncode == 0, built.stderr
-    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
 
-    def ran(*words: str) -> str:
+    def run(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, *words], cwd=elsewhere, env=own, capture_output=True, text=True, check=False
+            [sys.executable, *words], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert ran("-c", USE).splitlines() == [
+    assert run("-c", USE).splitlines() == [
         "feasible",
         "['mine', 'random']",
         "2 jobs: 2 done",
@@ -81,7 +81,7 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
         "1 job: 1 done None",
         "{'max_tp': 8}",
     ]
-    ran("-m", "experiments.app.cli", "plan", "cluster=small_mixed", "model=tiny", "solver=mine", "hydra.run.dir=out")
+    run("-m", "experiments.app.cli", "plan", "cluster=small_mixed", "model=tiny", "solver=mine", "hydra.run.dir=out")
     assert (elsewhere / "out" / "plan.json").is_file()
     steered = (
         "cluster=small_mixed",
@@ -90,11 +90,11 @@ def test_it_is_built_installed_and_used(tmp_path: Path) -> None:
         "solver.max_steps=20",
         "hydra.run.dir=steered",
     )
-    assert "cost model  hidden_sync" in ran("-m", "experiments.app.cli", "plan", *steered)
+    assert "cost model  hidden_sync" in run("-m", "experiments.app.cli", "plan", *steered)
     assert (
         json.loads((elsewhere / "steered" / "plan.json").read_text())["prediction"]["breakdown_s"]["gradient_sync"] == 0
     )
-    ran("-m", "experiments.app.cli", "compare", *steered, "compare.solvers=[mine,exact]")
+    run("-m", "experiments.app.cli", "compare", *steered, "compare.solvers=[mine,exact]")
     rows = {row["solver"]: row for row in csv.DictReader((elsewhere / "steered" / "comparison.csv").open())}
     assert (rows["mine"]["lower_bound_s"], rows["exact"]["status"]) == ("", "refused")
-    assert "2 passed" in ran("-m", "pytest", "-q", "-p", "no:cacheprovider", str(source / "test_my_planner.py"))
+    assert "2 passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(source / "test_my_planner.py"))

@@ -20,8 +20,8 @@ def test_no_violation(first: int) -> None:
     ran = 0
     for seed in range(first, first + 5):
         rivals = [name for name in RIVALS[seed % 4 :: 4] if name != "flashflex" or seed == first]  # it is slow
-        own = [name for name in NAMES if name not in ("portfolio", "cp_sat")[seed % 2 :: 2]]  # both take long
-        solvers = [*ORACLES, *own, *rivals, *SEQUENCE[seed % 5 :: 5]]
+        ours = [name for name in NAMES if name not in ("portfolio", "cp_sat")[seed % 2 :: 2]]  # both take long
+        solvers = [*ORACLES, *ours, *rivals, *SEQUENCE[seed % 5 :: 5]]
         bound_s = 0.3 if seed == first else 0.0  # the bound of all plans is raised now and then
         tallies, wrong = run(seed, solvers, steps=4, exact_s=0.05, bound_s=bound_s)
         assert wrong == []

@@ -53,15 +53,15 @@ FOUND: dict[str, Callable[[], Callable[[Labels], float | None]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "outcome"),
     slow_but(
         [(name, [*FOUND][k % 3 == 2]) for k, name in enumerate(NAMES)],
         [(name, kind) for name in NAMES for kind in FOUND],
     ),
 )
-def test_every_study(name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_study(name: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its page and figures are whole; no claim, table or condition says NaN; every row names its search."""
-    page = run_made_up(name, monkeypatch, tmp_path, FOUND[found]())
+    page = run_made_up(name, monkeypatch, tmp_path, FOUND[outcome]())
     text = page.text
     assert text.splitlines()[0].startswith(f"<!-- Written by python -m experiments.studies {name}: ")
     assert text.splitlines()[1].startswith("# ")
@@ -163,9 +163,9 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
     monkeypatch.setenv("QUICK", "")  # which main sets
     command = ["split_and_depth", "--quick", "--out", str(tmp_path)]
     assert main(command) == 0
-    said = capsys.readouterr()
-    assert "6 of 6 searches to run" in said.err
-    assert said.out.splitlines() == [str(tmp_path / "split_and_depth" / "split_and_depth.md")]
+    captured = capsys.readouterr()
+    assert "6 of 6 searches to run" in captured.err
+    assert captured.out.splitlines() == [str(tmp_path / "split_and_depth" / "split_and_depth.md")]
     assert len(list((tmp_path / "searches").glob("*/plan.json"))) == 6
     statuses = [json.loads(path.read_text()) for path in (tmp_path / "searches").glob("*/status.json")]
     assert {status["measured"]["status"] for status in statuses} == {"feasible"}
@@ -246,7 +246,7 @@ def test_a_search_is_identified_by_all_that_goes_in() -> None:
         replace(spec, cpu_time=True),
         replace(spec, problem=TINY[0].problem(inter_gb_per_s=0.5)),
     ]
-    assert len({one.job.key for one in (spec, *others)}) == len(others) + 1
+    assert len({search.job.key for search in (spec, *others)}) == len(others) + 1
     assert replace(spec, labels={"other": 1}).job.key == spec.job.key
 
 
@@ -275,9 +275,9 @@ def test_bad_arguments_are_refused_in_one_line(
     for name in ("QUICK", FOLDER):
         monkeypatch.setenv(name, "1")  # which main changes
     assert main(["replan", *arguments]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("hexiopt: ")
-    assert word in said
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("hexiopt: ")
+    assert word in line
 
 
 # ------------------------------------------------------------------------------------------- settings
@@ -354,21 +354,21 @@ def test_scheduling_has_limits_by_size(study: Study) -> None:
     [([1.2, 1.8], "better"), ([1.6, 2.0], "is where the paper says"), ([1.6, 2.6], "worse")],
 )
 def test_verdicts_compare_with_the_paper(ratios: list[float], word: str) -> None:
-    said = published.verdict("AMP", ratios, "rivals")
-    assert word in said
-    assert f"{ratios[0]:.2f} to {ratios[1]:.2f} ×" in said
-    assert "1.5 to 2.4 ×" in said
+    verdict = published.verdict("AMP", ratios, "rivals")
+    assert word in verdict
+    assert f"{ratios[0]:.2f} to {ratios[1]:.2f} ×" in verdict
+    assert "1.5 to 2.4 ×" in verdict
 
 
 def test_rival_claims_name_who_beats_ours_and_who_has_no_plan(study: Study) -> None:
     times_s: dict[str, float | None] = {"ours": 10.0, "Sailor": 9.0, "FSDP": None}
     names = study("rivals", lambda labels: times_s.get(labels.get("planner", ""), 20.0))
-    said, setting = names["claimed"], TINY[0].label
-    assert [line for line in said if "beats ours" in line] == [
+    claims, setting = names["claimed"], TINY[0].label
+    assert [line for line in claims if "beats ours" in line] == [
         f"Sailor beats ours at setting {setting}: its step takes 10.00% less."
     ]
-    assert f"FSDP has no plan at {setting}." in said
-    assert sum("is where the paper says: ours is 2.00 ×" in line for line in said) == len(names["_COMPARED"]) == 3
+    assert f"FSDP has no plan at {setting}." in claims
+    assert sum("is where the paper says: ours is 2.00 ×" in line for line in claims) == len(names["_COMPARED"]) == 3
 
 
 def test_homogeneous_claims_name_baselines_that_beat_the_paper(study: Study) -> None:
@@ -376,10 +376,10 @@ def test_homogeneous_claims_name_baselines_that_beat_the_paper(study: Study) -> 
     ratio = pd.Series({"a": 0.9, "b": 0.7, "c": math.nan})
     fastest = pd.Series({"a": "Megatron-LM, homogeneous", "b": "Galvatron, homogeneous", "c": "FSDP, homogeneous"})
     priced, paper = pd.Series({"a": 0.3, "b": 0.5, "c": 0.5}), pd.Series({"a": 0.38, "b": 0.39, "c": math.nan})
-    said = claims(ratio, fastest, priced, paper)
-    assert "0.80 × on average and 0.90 × at most" in said[0]
-    assert said[1].startswith("Galvatron does better here than the paper says at setting b")
-    assert "MFU of 30.0% to 50.0%" in said[2]
+    sentences = claims(ratio, fastest, priced, paper)
+    assert "0.80 × on average and 0.90 × at most" in sentences[0]
+    assert sentences[1].startswith("Galvatron does better here than the paper says at setting b")
+    assert "MFU of 30.0% to 50.0%" in sentences[2]
     nothing = claims(ratio * math.nan, fastest, priced, paper)
     assert nothing == ["No setting has both a plan of ours and one of a baseline."]
 
@@ -387,10 +387,10 @@ def test_homogeneous_claims_name_baselines_that_beat_the_paper(study: Study) -> 
 def test_convergence_compares_seed_by_seed(study: Study) -> None:
     times_s = {"random partition": (4.0, 2.0), "HexiScale's partition": (2.0, 4.0), "our portfolio": (2.0, 1.0)}
     lines = study("rivals", lambda labels: times_s.get(labels.get("planner", ""), (1.0, 1.0))[int(labels["seed"])])
-    said = [line for line in lines["claimed"] if "andom partition" in line]
-    assert "HexiScale's partition is 1.00 × as fast" in said[0]
-    assert "our portfolio is 2.00 × as fast" in said[1]
-    assert said[2:] == [
+    claims = [line for line in lines["claimed"] if "andom partition" in line]
+    assert "HexiScale's partition is 1.00 × as fast" in claims[0]
+    assert "our portfolio is 2.00 × as fast" in claims[1]
+    assert claims[2:] == [
         f"HexiScale's partition stays behind random partition in 1 of 2 runs of setting {TINY[0].label}."
     ]
 
@@ -398,9 +398,9 @@ def test_convergence_compares_seed_by_seed(study: Study) -> None:
 def test_a_space_is_credited_with_every_plan_inside_it(study: Study) -> None:
     ablation = SimpleNamespace(**study("ablation"))
     assert {"", *SWITCHES} <= {" ".join(space.off) for space in ablation.SPACES.values()}
-    found = pd.DataFrame({"s": dict.fromkeys(ablation.SPACES, 10.0)})
-    found.loc["no replicated stages"], found.loc[ablation.NONE] = math.nan, 9.0
-    best = credited(found, ablation.INSIDE)["s"]
+    times = pd.DataFrame({"s": dict.fromkeys(ablation.SPACES, 10.0)})
+    times.loc["no replicated stages"], times.loc[ablation.NONE] = math.nan, 9.0
+    best = credited(times, ablation.INSIDE)["s"]
     assert best[ablation.WHOLE] == best["no replicated stages"] == 9.0
     assert best["1F1B only"] == 10.0  # the plan of 9 s may have another schedule
     assert best["one policy a stage"] == 9.0
@@ -408,7 +408,7 @@ def test_a_space_is_credited_with_every_plan_inside_it(study: Study) -> None:
     assert both.holds(ablation.PlanSpace(SWITCHES, "1f1b"))
     assert not both.holds(ablation.PlanSpace(SWITCHES))
     assert ablation.PlanSpace(("recompute_per_layer",)).holds(ablation.PlanSpace(("recompute_per_stage",)))
-    assert list(credited(found.loc[[ablation.WHOLE, ablation.NONE]], ablation.INSIDE).index) == [
+    assert list(credited(times.loc[[ablation.WHOLE, ablation.NONE]], ablation.INSIDE).index) == [
         ablation.WHOLE,
         ablation.NONE,
     ]
@@ -416,18 +416,18 @@ def test_a_space_is_credited_with_every_plan_inside_it(study: Study) -> None:
 
 def test_ablation_claims_say_what_is_lost_and_where_the_search_stopped(study: Study) -> None:
     times_s = {"the whole plan space": 10.5, "equal layers in a pipeline": 12.0, "none of them (all off)": 15.0}
-    said = study("ablation", lambda labels: times_s.get(labels.get("space", ""), 10.0))["claimed"]
-    assert said[0] == "Without any asymmetry a step takes 50.0% longer."
-    assert said[1] == "The most expensive single loss is “equal layers in a pipeline”: 20.0% on average."
-    assert "“equal layers" not in said[2]
-    assert "“1F1B only”" in said[2]
-    assert f"At setting {TINY[0].label} the search of the whole space stops 5.0% above the best known plan" in said[3]
+    claims = study("ablation", lambda labels: times_s.get(labels.get("space", ""), 10.0))["claimed"]
+    assert claims[0] == "Without any asymmetry a step takes 50.0% longer."
+    assert claims[1] == "The most expensive single loss is “equal layers in a pipeline”: 20.0% on average."
+    assert "“equal layers" not in claims[2]
+    assert "“1F1B only”" in claims[2]
+    assert f"At setting {TINY[0].label} the search of the whole space stops 5.0% above the best known plan" in claims[3]
 
 
 def test_long_context_claims_compare_with_the_paper_and_say_what_is_possible(study: Study) -> None:
     claims = study("long_context")["contest_claims"]
     nan = math.nan
-    own = pd.DataFrame(
+    table = pd.DataFrame(
         {
             "ours": [1.0, 1.0, 1.0, nan],
             "best": ["USP", "Ulysses", nan, "USP"],
@@ -437,30 +437,30 @@ def test_long_context_claims_compare_with_the_paper_and_say_what_is_possible(stu
         },
         index=["a", "b", "c", "d"],
     )
-    said = claims(own, {"mean": 1.36, "most": 1.72})
-    assert "1.30 × as fast on average, 1.40 × at most (b), 1.20 × at least (a)" in said[0]
-    assert said[1].startswith("The baselines do better here than the paper says")
-    assert "1.25 ×" in said[1]
-    assert f"no planner could be more than {(1.2 / 0.8 + 1.4 / 0.5) / 2:.2f} ×" in said[2]
-    assert said[3:] == ["Ours has no plan at d.", "No baseline has a plan at c; ours has."]
-    assert len(claims(own.loc[["d"]], {"mean": 1.0, "most": 2.0})) == 1
+    sentences = claims(table, {"mean": 1.36, "most": 1.72})
+    assert "1.30 × as fast on average, 1.40 × at most (b), 1.20 × at least (a)" in sentences[0]
+    assert sentences[1].startswith("The baselines do better here than the paper says")
+    assert "1.25 ×" in sentences[1]
+    assert f"no planner could be more than {(1.2 / 0.8 + 1.4 / 0.5) / 2:.2f} ×" in sentences[2]
+    assert sentences[3:] == ["Ours has no plan at d.", "No baseline has a plan at c; ours has."]
+    assert len(claims(table.loc[["d"]], {"mean": 1.0, "most": 2.0})) == 1
 
 
 def test_pairs_say_who_stays_behind(study: Study) -> None:
     pair_claims = study("long_context")["pair_claims"]
-    own = pd.DataFrame({"ratio": [0.9, 1.05], "best": ["USP", "USP"], "possible": [1.2, 1.3]}, index=["a", "b"])
-    said = pair_claims(own)
-    assert "0.900 to 1.050 ×" in said[0]
-    assert said[1:] == ["At a the mixed cluster stays 10.0% behind USP."]
-    said = pair_claims(own.assign(possible=[0.9, 0.95]))
-    assert said[-1] == "No plan on a mixed cluster can: the bound of all plans leaves 0.95 × at most."
+    table = pd.DataFrame({"ratio": [0.9, 1.05], "best": ["USP", "USP"], "possible": [1.2, 1.3]}, index=["a", "b"])
+    sentences = pair_claims(table)
+    assert "0.900 to 1.050 ×" in sentences[0]
+    assert sentences[1:] == ["At a the mixed cluster stays 10.0% behind USP."]
+    sentences = pair_claims(table.assign(possible=[0.9, 0.95]))
+    assert sentences[-1] == "No plan on a mixed cluster can: the bound of all plans leaves 0.95 × at most."
 
 
 def test_joint_claims_count_who_wins(study: Study) -> None:
     together = pd.Series({"a": 1 / 10, "b": 1 / 10, "c": math.nan})
     single = pd.Series({"a": 1 / 11, "b": 1 / 9, "c": 1 / 9})
-    said = study("long_context")["joint_claims"](together, single, pd.Series({"a": "A", "b": "B", "c": "C"}))
-    assert said == [
+    claims = study("long_context")["joint_claims"](together, single, pd.Series({"a": "A", "b": "B", "c": "C"}))
+    assert claims == [
         "Joint plans beat both others on 1 of 3 clusters: A by 10.0%.",
         "At b the joint search ends 11.1% behind the better single one.",
         "c has no joint plan.",
@@ -469,10 +469,10 @@ def test_joint_claims_count_who_wins(study: Study) -> None:
 
 def test_scheduling_claims_stand_beside_the_papers_times(study: Study) -> None:
     rows = pd.DataFrame({"gpus": 128, "planner": ["ours", "Ring Attention"], "step_time_s": [2.0, 3.0]})
-    said = study("long_context")["scheduling_claims"](
+    claims = study("long_context")["scheduling_claims"](
         rows.assign(runtime_s=1.0, time_limit_s=9.0), pd.Series({128: 9.0})
     )
-    assert said == [f"128 GPUs: a plan in 1.00 s ({published.HEXISEQ}: 9 s), 1.50 × as fast as the best baseline's."]
+    assert claims == [f"128 GPUs: a plan in 1.00 s ({published.HEXISEQ}: 9 s), 1.50 × as fast as the best baseline's."]
 
 
 # ---------------------------------------------------------------------------------------- published pages

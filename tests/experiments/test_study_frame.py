@@ -71,8 +71,11 @@ def test_marks_stand_in_rows_and_missing_plans_are_counted() -> None:
     ratios = pd.DataFrame({"a": [1.0, 2.0], "b": [4.0, math.nan]}, index=["first", "second"])
     row_marks(ax, ratios, [(0.1, {"color": "red", "marker": "o"}), (-0.1, {"color": "blue", "marker": "s"})])
     assert [text.get_text() for text in ax.texts] == ["no plan at 1 of 2"]
-    assert [list(own.get_xdata()) for own in ax.lines[:2]] == [[2.0, 1.0], pytest.approx([math.nan, 4.0], nan_ok=True)]
-    assert [own.get_xdata()[0] for own in ax.lines[2:4]] == pytest.approx([2.0, 2.0])  # geometric means
+    assert [list(line.get_xdata()) for line in ax.lines[:2]] == [
+        [2.0, 1.0],
+        pytest.approx([math.nan, 4.0], nan_ok=True),
+    ]
+    assert [line.get_xdata()[0] for line in ax.lines[2:4]] == pytest.approx([2.0, 2.0])  # geometric means
     assert [label.get_text() for label in ax.get_yticklabels()] == ["second", "first"]
 
 

@@ -39,13 +39,13 @@ def test_a_bad_job_does_not_end_the_sweep(hexiopt: Run, tmp_path: Path, launcher
     assert ran.code == 2, ran.err
     assert "1 of 4 jobs done" in ran.out
     assert ran.err.count("\n") == 3
-    found = statuses(tmp_path)
-    assert [status["exit_code"] for status in found] == [2, 2, 0, 2]
-    assert "'typo' is not known" in found[0]["message"]
-    assert found[3]["message"] == "seed: 'abc' is not a whole number; state one"
-    assert {"cluster=small_mixed", "seed=0", "solver.max_steps=40"} <= set(found[2]["overrides"])
-    assert found[2]["step_time_s"] > 0
-    assert found[3]["step_time_s"] is None
+    jobs = statuses(tmp_path)
+    assert [status["exit_code"] for status in jobs] == [2, 2, 0, 2]
+    assert "'typo' is not known" in jobs[0]["message"]
+    assert jobs[3]["message"] == "seed: 'abc' is not a whole number; state one"
+    assert {"cluster=small_mixed", "seed=0", "solver.max_steps=40"} <= set(jobs[2]["overrides"])
+    assert jobs[2]["step_time_s"] > 0
+    assert jobs[3]["step_time_s"] is None
     assert sorted(path.name for path in (tmp_path / "sweep" / "2").iterdir()) == ["plan.json", "status.json"]
     assert [path.name for path in (tmp_path / "sweep" / "3").iterdir()] == ["status.json"]
 
@@ -80,8 +80,8 @@ class SilentSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        found = self.launcher.launch([[*arguments, f"model={name}"] for name in ("tiny", "typo", "llama2_70b")], 0)
-        assert [job.return_value for job in found][1:] == [float("inf")] * 2
+        jobs = self.launcher.launch([[*arguments, f"model={name}"] for name in ("tiny", "typo", "llama2_70b")], 0)
+        assert [job.return_value for job in jobs][1:] == [float("inf")] * 2
 
 
 def test_failed_jobs_count_whatever_the_sweeper_returns(
@@ -109,10 +109,10 @@ def test_no_plan_and_an_unexpected_error(hexiopt: Run, tmp_path: Path, monkeypat
     assert ran.code == 3
     assert [status["exit_code"] for status in statuses(tmp_path)] == [0, 3]
 
-    def broken(*args: Any, **more: Any) -> None:
+    def crash(*args: Any, **more: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("experiments.plan.search", broken)
+    monkeypatch.setattr("experiments.plan.search", crash)
     assert hexiopt("plan", "-m", *TINY, "seed=0,-1").code == 1
     assert [status["exit_code"] for status in statuses(tmp_path)] == [1, 2]
 
@@ -162,13 +162,13 @@ def test_a_resumed_sweep_runs_what_has_not_ended(hexiopt: Run, tmp_path: Path, l
 
 @pytest.mark.slow
 def test_what_changes_a_result_makes_another_job(hexiopt: Run, tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("name: own\nmachines: [{name: a, gpu: rtx_3090, num_gpus: 1}]\n")
+    cluster_file = tmp_path / "own.yaml"
+    cluster_file.write_text("name: own\nmachines: [{name: a, gpu: rtx_3090, num_gpus: 1}]\n")
     swept = ("plan", "-m", "cluster=own.yaml", *TINY[1:], "sweep.resume=true", "seed=0")
     assert hexiopt(*swept).code == 0
     assert hexiopt(*swept).code == 0
     assert len(statuses(tmp_path)) == 1
-    own.write_text(own.read_text().replace("3090", "4090"))
+    cluster_file.write_text(cluster_file.read_text().replace("3090", "4090"))
     assert hexiopt(*swept).code == 0
     assert len(statuses(tmp_path)) == 2, "the file has another cluster now"
     assert hexiopt(*swept, "solver.max_steps=3").code == 0
@@ -287,9 +287,9 @@ def test_collect_has_a_row_a_solver_of_each_comparison(
         )
     for folder in (path.parent for path in tmp_path.glob("sweep/*/plan.json")):
         best = json.loads((folder / "plan.json").read_text())
-        own = [row for row in rows if row["folder"].endswith(folder.name) and row["num_stages"]]
-        assert [row["result.solver"] for row in own] == [best["solver"]["name"]]
-        assert float(own[0]["result.step_time_s"]) == best["prediction"]["step_time_s"]
+        job_rows = [row for row in rows if row["folder"].endswith(folder.name) and row["num_stages"]]
+        assert [row["result.solver"] for row in job_rows] == [best["solver"]["name"]]
+        assert float(job_rows[0]["result.step_time_s"]) == best["prediction"]["step_time_s"]
 
 
 @pytest.mark.slow

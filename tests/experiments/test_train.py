@@ -76,9 +76,9 @@ def test_trains_and_goes_on(hexiopt: Run, tmp_path: Path) -> None:
     for count in (12, 11):
         ran = hexiopt(*resumed, f"train.steps={count}", "hydra.run.dir=complete")
         assert ran.code == 0, ran.err
-        said = " ".join(ran.out.split())
-        assert said.startswith("The run is complete: ")
-        assert said.endswith(f"is at step 12 of train.steps={count}. To go on, set train.steps above that.")
+        output = " ".join(ran.out.split())
+        assert output.startswith("The run is complete: ")
+        assert output.endswith(f"is at step 12 of train.steps={count}. To go on, set train.steps above that.")
         assert not (tmp_path / "complete" / "run.json").exists()
     more = ("train.steps=14", "hydra.run.dir=again", "train.loggers=[tensorboard]", "train.profile=here.yaml")
     devices = sum(len(stage["devices"]) for pipeline in plan_of(tmp_path / "out") for stage in pipeline["stages"])
@@ -159,7 +159,7 @@ def test_a_plan_of_zero_3_that_plan_chose_trains_and_goes_on_with_zero_1(hexiopt
         assert losses[name] == pytest.approx(losses["apart"][3:], rel=1e-4)
 
 
-def edited(path: Path, change: Callable[[Any], None]) -> None:
+def edit_json(path: Path, change: Callable[[Any], None]) -> None:
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))
@@ -173,16 +173,16 @@ def test_a_refusal_of_the_command_writes_nothing(hexiopt: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("master", "said"),
+    ("master", "message"),
     [
         ("nowhere", "train.master: 'nowhere' is not an address; write host:port"),
         ("192.0.2.1:29500", "cannot listen at 192.0.2.1:29500"),
     ],
 )
-def test_a_head_that_cannot_be_met_starts_nothing(hexiopt: Run, plan: Path, master: str, said: str) -> None:
+def test_a_head_that_cannot_be_met_starts_nothing(hexiopt: Run, plan: Path, master: str, message: str) -> None:
     ran = hexiopt("train", f"plan={plan}", "hydra.run.dir=trained", "train.launch=machine", f"train.master={master}")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert said in ran.err
+    assert message in ran.err
 
 
 @pytest.mark.slow

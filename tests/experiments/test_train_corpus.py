@@ -33,8 +33,8 @@ def test_a_dataset_with_validation_and_a_trace(hexiopt: Run, tmp_path: Path, pla
     assert ran.code == 0, ran.err
     out = tmp_path / "out"
     validations = events(out, "validation")
-    assert [one["step"] for one in validations] == [0, 2, 4]
-    first, second, third = (one["loss"] for one in validations)
+    assert [event["step"] for event in validations] == [0, 2, 4]
+    first, second, third = (event["loss"] for event in validations)
     assert 0 < third < second < first < 6
     assert f"{first:.4f} → {third:.4f} nats per token" in ran.out
     assert f"step 2: validation loss {second:.4f}" in ran.err
@@ -62,8 +62,8 @@ def test_a_resumed_run_validates_as_one_that_was_not(hexiopt: Run, tmp_path: Pat
     for name, more in (("whole", ()), ("again", (f"train.resume={tmp_path}/whole/checkpoints/step-00000002",))):
         ran = hexiopt(*command, *more, f"hydra.run.dir={name}")
         assert ran.code == 0, ran.err
-        losses.append({one["step"]: one["loss"] for one in events(tmp_path / name, "validation")})
-    assert [[*one] for one in losses] == [[0, 2, 4], [4]]
+        losses.append({event["step"]: event["loss"] for event in events(tmp_path / name, "validation")})
+    assert [[*run_losses] for run_losses in losses] == [[0, 2, 4], [4]]
     assert losses[1][4] == pytest.approx(losses[0][4], rel=1e-6)
 
 
@@ -75,6 +75,6 @@ def test_training_is_the_same_with_validation(hexiopt: Run, tmp_path: Path, plan
     for name, more in (("without", ()), ("with", ("train.validation=other.txt", "train.validation_every=1"))):
         ran = hexiopt("train", f"plan={plan}", *STEPS, *more, f"hydra.run.dir={name}")
         assert ran.code == 0, ran.err
-        losses.append([(one["loss"], one["norm"]) for one in events(tmp_path / name, "step")])
+        losses.append([(event["loss"], event["norm"]) for event in events(tmp_path / name, "step")])
     assert losses[0] == losses[1]
     assert len(events(tmp_path / "with", "validation")) == 5

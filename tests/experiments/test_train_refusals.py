@@ -15,11 +15,11 @@ import pytest
 from experiments.app.common import Job, RunOutcome, run_verb
 from experiments.app.config import Config
 from tests.experiments.command_line import job_of
-from tests.experiments.test_train import edited, plan  # noqa: F401 (a fixture)
+from tests.experiments.test_train import edit_json, plan  # noqa: F401 (a fixture)
 
 
 @cache
-def composed() -> Job:
+def train_job() -> Job:
     return job_of("train", ["cluster=small_mixed", "model=tiny", "report=false"], Path("trained"))
 
 
@@ -27,13 +27,13 @@ def refusal(path: Path | None, **train: Any) -> str:
     """The line that ends a run of the plan at `path`, or of one that is to be searched, with other settings."""
 
     def start() -> Job:
-        config: Config = deepcopy(composed().config)
+        config: Config = deepcopy(train_job().config)
         config.plan = None if path is None else str(path)
         for key, value in train.items():
             setattr(config.train, key, value)
         config.train.__post_init__()
         overrides = () if path is None else (f"plan={path}",)
-        return Job(config, Path("trained").absolute(), composed().choices, overrides, in_sweep=True)
+        return Job(config, Path("trained").absolute(), train_job().choices, overrides, in_sweep=True)
 
     ended: RunOutcome = run_verb("train", start)
     assert ended.exit_code == 2, ended.message
@@ -59,7 +59,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"data": "nowhere.txt"}, "nowhere.txt: cannot be read (No such file or directory); check path"),
         ({"data": "empty.txt"}, "empty.txt: is empty; give a text of one sequence at least (workload.seq_len)"),
@@ -93,8 +93,8 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_settings_are_judged_and_texts_opened_before_the_search(setting: dict[str, Any], said: str) -> None:
-    assert said in refusal(None, **setting)
+def test_settings_are_judged_and_texts_opened_before_the_search(setting: dict[str, Any], message: str) -> None:
+    assert message in refusal(None, **setting)
     assert not Path("trained").exists()
 
 
@@ -143,7 +143,7 @@ def sequence(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (missing_layer, "layer"),
         (extra_layer, "layer"),
@@ -157,14 +157,14 @@ def sequence(
         (sequence(groups=2), "is used 2 times"),
     ],
 )
-def test_a_bad_plan_starts_nothing(plan: Path, change: Callable[[Any], None], said: str) -> None:  # noqa: F811
-    edited(plan, change)
-    assert said in refusal(plan)
+def test_a_bad_plan_starts_nothing(plan: Path, change: Callable[[Any], None], message: str) -> None:  # noqa: F811
+    edit_json(plan, change)
+    assert message in refusal(plan)
     assert not Path("trained").exists()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"data": "short.txt"}, "short.txt: has 5 tokens, and one window takes 33 (workload.seq_len + 1)"),
         ({"data": "tokens.npy"}, "vocab"),
@@ -176,6 +176,6 @@ def test_a_bad_plan_starts_nothing(plan: Path, change: Callable[[Any], None], sa
 def test_what_the_plan_cannot_be_trained_on_starts_nothing(
     plan: Path,  # noqa: F811
     setting: dict[str, Any],
-    said: str,
+    message: str,
 ) -> None:
-    assert said in refusal(plan, **setting)
+    assert message in refusal(plan, **setting)

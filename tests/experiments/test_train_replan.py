@@ -71,12 +71,12 @@ def test_the_executor_weighs_plans_for_the_steps_that_are_left(
     assert [path.name for path in written] == ["replanned-1.json", "replanned-2.json"]
     assert devices(written[0]) <= {"a:0", "a:1"}
     assert devices(written[1]) == {"a:0"}
-    said = " ".join(ran.out.split())
-    assert "trains 10 more steps first" in said
-    assert f"trains {STEPS} more steps first" in said
-    assert "checkpoint" in said  # where all states come from
-    found = json.loads(written[1].read_text())["problem"]["space"]["exclude"]
-    assert found == ["a:1", "b:0"]
+    output = " ".join(ran.out.split())
+    assert "trains 10 more steps first" in output
+    assert f"trains {STEPS} more steps first" in output
+    assert "checkpoint" in output  # where all states come from
+    excluded = json.loads(written[1].read_text())["problem"]["space"]["exclude"]
+    assert excluded == ["a:1", "b:0"]
 
 
 def test_constraints_that_too_few_devices_are_left_for_are_dropped_with_a_note(
@@ -95,8 +95,8 @@ def test_constraints_that_too_few_devices_are_left_for_are_dropped_with_a_note(
     shape = ("constraints.num_pipelines=2", "constraints.num_stages=1", "train.on_failure=replan", "hydra.run.dir=out")
     ran = hexiopt("train", *asked, *shape, *TRAIN, *SEARCH)
     assert ran.code == 0, ran.err
-    said = " ".join(ran.out.split())
-    assert "Note: planned without constraints.num_pipelines=2 and constraints.num_stages=1: constraints: 2" in said
+    output = " ".join(ran.out.split())
+    assert "Note: planned without constraints.num_pipelines=2 and constraints.num_stages=1: constraints: 2" in output
     space = json.loads(written[0].read_text())["problem"]["space"]
     assert (space["num_pipelines"], space["num_stages"], space["max_tp"]) == (None, None, 1)
     assert devices(written[0]) == {"a:0"}
@@ -105,27 +105,27 @@ def test_constraints_that_too_few_devices_are_left_for_are_dropped_with_a_note(
 def test_a_search_that_fails_is_no_plan_and_ends_no_run(
     hexiopt: Run, tmp_path: Path, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def lose(run: Any, folder: Path, faults: AfterFaults, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         try:
             faults.replan(["b:0"], run.plan, None)
         except NoPlanLeftError as error:
-            said.append(str(error))
+            messages.append(str(error))
         yield from ()
 
-    def broken(*_: Any, **__: Any) -> None:
+    def crash(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("division by\nzero")
 
     monkeypatch.setattr("runtime.launch.head.training_events", lose)
-    monkeypatch.setattr("experiments.train.replan_job", broken)
+    monkeypatch.setattr("experiments.train.replan_job", crash)
     ran = hexiopt("train", plan, *TRAIN, *SEARCH, "train.on_failure=replan", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
-    assert said == ["division by zero"]
+    assert messages == ["division by zero"]
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def start(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen([sys.executable, "-m", *words], cwd=folder, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -145,22 +145,26 @@ def test_a_run_that_loses_a_machine_ends_as_if_undisturbed(hexiopt: Run, tmp_pat
     train = ("hexiopt", "train", plan, *TRAIN, *SEARCH, "train.launch=machine", f"train.master={master}")
     metrics = tmp_path / "disturbed" / "metrics.jsonl"
     agent = ("runtime.launch.agent", master, "--machine")
-    with started(tmp_path, *train, "train.on_failure=replan", "hydra.run.dir=disturbed") as head:
+    with start(tmp_path, *train, "train.on_failure=replan", "hydra.run.dir=disturbed") as head:
         while not (tmp_path / "disturbed" / "launch.sh").exists():
             assert head.poll() is None, head.communicate()[1]
             time.sleep(0.05)
-        with started(tmp_path, *agent, "a") as a, started(tmp_path, *agent, "b") as b:
-            while not metrics.exists() or not any(one.get("step", 0) >= 5 for one in events(metrics)):
+        with start(tmp_path, *agent, "a") as a, start(tmp_path, *agent, "b") as b:
+            while not metrics.exists() or not any(event.get("step", 0) >= 5 for event in events(metrics)):
                 assert head.poll() is None, head.communicate()[1]
                 time.sleep(0.02)
             b.send_signal(signal.SIGKILL)
             assert head.wait() == 0, head.communicate()[1]
             assert a.wait() == 0
-    (restart,) = (one for one in events(metrics) if one["event"] == "restart")
+    (restart,) = (event for event in events(metrics) if event["event"] == "restart")
     assert restart["plan"].endswith("replanned-1.json")
     assert devices(Path(restart["plan"])) <= {"a:0", "a:1"}
     losses = [
-        {one["step"]: one["loss"] for one in events(tmp_path / folder / "metrics.jsonl") if one["event"] == "step"}
+        {
+            event["step"]: event["loss"]
+            for event in events(tmp_path / folder / "metrics.jsonl")
+            if event["event"] == "step"
+        }
         for folder in ("undisturbed", "disturbed")
     ]
     assert sorted(losses[1]) == list(range(1, STEPS + 1))

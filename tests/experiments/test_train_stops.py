@@ -30,7 +30,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
-def interrupted(folder: Path, *words: str, presses: int = 1) -> Ran:
+def interrupt_run(folder: Path, *words: str, presses: int = 1) -> Ran:
     """A run that gets Ctrl-C after its third step."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _HEARS_CTRL_C, *words, "hydra.run.dir=out"]
@@ -55,13 +55,13 @@ def steps(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_and_says_what_resumes_it(hexiopt: Run, tmp_path: Path, plan: Path) -> None:  # noqa: F811
-    ran = interrupted(tmp_path, f"plan={plan}", *TRAIN)
+    ran = interrupt_run(tmp_path, f"plan={plan}", *TRAIN)
     assert ran.code == 130, ran.err
     last = steps(tmp_path / "out")[-1]
     *told, end = ran.err.splitlines()
     assert any("stopping: a checkpoint is written first, within 120 s" in line for line in told), ran.err
-    said, _, resume = end.partition("; resume with ")
-    assert said == f"hexiopt: interrupted at step {last}"
+    message, _, resume = end.partition("; resume with ")
+    assert message == f"hexiopt: interrupted at step {last}"
     assert resume == f"train.resume=out/checkpoints/step-{last:08d}"
     assert f"steps {last}" in " ".join(ran.out.split())
     ran = hexiopt("train", f"plan={plan}", resume, f"train.steps={last + 2}", *TRAIN[1:], "hydra.run.dir=again")
@@ -73,14 +73,14 @@ def test_ctrl_c_saves_a_checkpoint_and_says_what_resumes_it(hexiopt: Run, tmp_pa
 @pytest.mark.parametrize("how", [{"presses": 2}, {"words": ("train.stop_s=0",)}])
 def test_a_second_ctrl_c_or_no_time_ends_it_at_once(tmp_path: Path, plan: Path, how: dict[str, Any]) -> None:  # noqa: F811
     words, presses = how.get("words", ()), how.get("presses", 1)
-    ran = interrupted(tmp_path, f"plan={plan}", *TRAIN, "train.checkpoint_every=2", *words, presses=presses)
+    ran = interrupt_run(tmp_path, f"plan={plan}", *TRAIN, "train.checkpoint_every=2", *words, presses=presses)
     assert ran.code == 130, ran.err
     last = finished_checkpoints(tmp_path / "out" / "checkpoints")[-1]
     assert ran.err.splitlines()[-1].endswith(f"; resume with train.resume=out/checkpoints/{last.name}")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
+def told_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
     """What a run tells before it fails, or before a Ctrl-C ends it; another word is a checkpoint."""
     events: list[dict[str, Any] | str] = []
 
@@ -106,7 +106,7 @@ def step(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("events", "folder", "said"),
+    ("events", "folder", "ending"),
     [
         ([], "out", ""),
         ([step(1)], "out", "; ended at step 1, before the first checkpoint (train.checkpoint_every=25)"),
@@ -125,23 +125,23 @@ def step(number: int) -> dict[str, Any]:
 def test_a_run_that_fails_says_at_which_step_and_what_resumes_it(
     hexiopt: Run,
     plan: Path,  # noqa: F811
-    told: list[dict[str, Any] | str],
+    told_events: list[dict[str, Any] | str],
     events: list[dict[str, Any] | str],
     folder: str,
-    said: str,
+    ending: str,
 ) -> None:
-    told += events
+    told_events += events
     ran = hexiopt("train", f"plan={plan}", "report=false", f"hydra.run.dir='{folder}'")
-    assert (ran.code, ran.err.splitlines()[-1]) == (1, f"hexiopt: rank 1 (old:0): out of memory{said}")
+    assert (ran.code, ran.err.splitlines()[-1]) == (1, f"hexiopt: rank 1 (old:0): out of memory{ending}")
 
 
 def test_a_stopped_run_says_what_resumes_it(
     hexiopt: Run,
     plan: Path,  # noqa: F811
-    told: list[dict[str, Any] | str],
+    told_events: list[dict[str, Any] | str],
 ) -> None:
     """Without processes; a slow test presses Ctrl-C."""
-    told += [step(1), step(2), "step-00000002", CTRL_C]
+    told_events += [step(1), step(2), "step-00000002", CTRL_C]
     ran = hexiopt("train", f"plan={plan}", "report=false", "hydra.run.dir=out")
     last = "hexiopt: interrupted at step 2; resume with train.resume=out/checkpoints/step-00000002"
     assert (ran.code, ran.err.splitlines()[-1]) == (130, last)
@@ -154,11 +154,11 @@ def test_ctrl_c_in_the_search_keeps_its_plan_and_trains_nothing(
 
     search = train.search
 
-    def pressing(*given: Any) -> Any:
+    def press_and_search(*given: Any) -> Any:
         interrupt.pressed = True
         return search(*given)
 
-    monkeypatch.setattr(train, "search", pressing)
+    monkeypatch.setattr(train, "search", press_and_search)
     asked = ("cluster=small_mixed", "model=tiny", "solver=random", "solver.max_steps=20", "workload.global_batch=4")
     ran = hexiopt("train", *asked, "workload=small", "report=false", "hydra.run.dir=out")
     assert (ran.code, ran.err) == (130, "hexiopt: interrupted; the best plan so far is kept\n")

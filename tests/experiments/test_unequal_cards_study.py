@@ -91,4 +91,4 @@ def test_the_slowest_card_decides() -> None:
 
 def test_what_fits_no_card_is_nan() -> None:
     prices = Prices(PC.problem("qwen3_32b", "16bit"))
-    assert all(math.isnan(own(prices)) for own in (device_map, equal_batches, best_card))
+    assert all(math.isnan(baseline(prices)) for baseline in (device_map, equal_batches, best_card))

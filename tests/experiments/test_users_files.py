@@ -9,7 +9,7 @@ from experiments.app.common import overlay
 from hexiopt.errors import InputError
 from hexiopt.files.plan_file import read_plan
 from tests.conftest import ROOT, Run
-from tests.experiments.command_line import RTX, TINY, planned, refused
+from tests.experiments.command_line import RTX, TINY, planned, refusal
 
 
 def test_a_users_cluster_under_overrides(hexiopt: Run, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_sweep_over_files(hexiopt: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("cluster=nope.yaml", "cluster=nope.yaml: the file 'nope.yaml' does not exist; check the path"),
         ("model=some/where/else", "model=some/where/else: the file 'some/where/else' does not exist; check the path"),
@@ -95,15 +95,15 @@ def test_a_sweep_over_files(hexiopt: Run, tmp_path: Path) -> None:
         ("cluster=mine.yaml,small_mixed", "sweep over names or over files"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_line(hexiopt: Run, tmp_path: Path, override: str, said: str) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(hexiopt: Run, tmp_path: Path, override: str, message: str) -> None:
     (tmp_path / "bare").mkdir()
     (tmp_path / "mine.yaml").write_text(_MINE)
-    assert said in refused(hexiopt("plan", *TINY, override))
+    assert message in refusal(hexiopt("plan", *TINY, override))
 
 
 def test_a_profile_is_looked_for_beside_its_cluster_file(hexiopt: Run, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.yaml").write_text(f"{_MINE}profile: none.json\n")
-    assert "profile: sub/none.json: the file does not exist" in refused(hexiopt("plan", *TINY, "cluster=sub/mine.yaml"))
-    said = refused(hexiopt("plan", *TINY, "cluster=sub/mine.yaml", "cluster.profile=mine.json"))
-    assert "profile: mine.json: the file does not exist" in said
+    assert "profile: sub/none.json: the file does not exist" in refusal(hexiopt("plan", *TINY, "cluster=sub/mine.yaml"))
+    message = refusal(hexiopt("plan", *TINY, "cluster=sub/mine.yaml", "cluster.profile=mine.json"))
+    assert "profile: mine.json: the file does not exist" in message

@@ -75,13 +75,13 @@ def case(**changes: Any) -> Case:
 
 
 def test_a_row_becomes_a_plan_in_megatrons_order_of_ranks() -> None:
-    found = case()
-    assert not check(found.problem, found.plan)
-    groups = [[stage.devices for stage in pipeline.stages] for pipeline in found.plan.pipelines]
+    run = case()
+    assert not check(run.problem, run.plan)
+    groups = [[stage.devices for stage in pipeline.stages] for pipeline in run.plan.pipelines]
     assert groups == [[(2 * p, 2 * p + 1), (8 + 2 * p, 8 + 2 * p + 1)] for p in range(4)]
-    assert {p.num_micro_batches for p in found.plan.pipelines} == {8}
-    assert [stage.layers for stage in found.plan.pipelines[0].stages] == [((0, 4),), ((4, 8),)]
-    machine = found.problem.cluster.machines[0]
+    assert {p.num_micro_batches for p in run.plan.pipelines} == {8}
+    assert [stage.layers for stage in run.plan.pipelines[0].stages] == [((0, 4),), ((4, 8),)]
+    machine = run.problem.cluster.machines[0]
     assert (machine.gpu.name, machine.num_interfaces) == ("a100_80gb_sxm", 8)
     assert machine.nic_bandwidth_bytes_per_s == pytest.approx(25 * GB)
 
@@ -103,11 +103,11 @@ def test_sharding_interleaving_and_cuts_are_as_stated() -> None:
 
 
 def test_blanks_are_what_the_model_finds_fastest() -> None:
-    found = case(micro_batch=None)
+    run = case(micro_batch=None)
     sizes = [1, 2, 4, 8, 16]
     times = {size: predict(case(micro_batch=size)).step_time_s for size in sizes}
-    assert predict(found).step_time_s == min(times.values())
-    assert found.plan.pipelines[0].micro_batch_size == min(times, key=times.__getitem__)
+    assert predict(run).step_time_s == min(times.values())
+    assert run.plan.pipelines[0].micro_batch_size == min(times, key=times.__getitem__)
     parallel = case(tp=None, pp=None, dp=None, notes="model-parallel size tp*pp=16 (split not stated)").plan
     assert (parallel.pipelines[0].stages[0].tp, len(parallel.pipelines[0].stages)) == (8, 2)
 
@@ -187,20 +187,22 @@ def test_gpus_and_mixed_machines_by_their_names() -> None:
 
 
 def test_frameworks_by_rule() -> None:
-    def named(**changes: Any) -> str:
+    def framework_name(**changes: Any) -> str:
         return framework_of(replace(PLAIN, **changes))
 
-    assert named() == "megatron_2021"
-    assert named(notes="sequence parallel on") == "megatron_2022"
-    assert named(precision="bf16") == "megatron"
-    assert named(precision="bf16", recompute="full") == "megatron_2021"
-    assert named(notes="DeepSpeed 3D") == "deepspeed"
-    assert named(source="InternLM/InternEvo") == "internevo"
-    assert named(zero_stage_or_fsdp="fsdp:FULL_SHARD") == "fsdp"
-    assert named(zero_stage_or_fsdp="fsdp2") == "torchtitan_eager"
-    assert named(zero_stage_or_fsdp="fsdp2", notes="torch.compile;vanilla TP") == "torchtitan"
-    assert named(zero_stage_or_fsdp="fsdp2", notes="torch.compile;async TP") == "torchtitan_async"
-    assert named(zero_stage_or_fsdp="fsdp", source="pytorch/torchtitan", notes="compile+float8") == "torchtitan"
+    assert framework_name() == "megatron_2021"
+    assert framework_name(notes="sequence parallel on") == "megatron_2022"
+    assert framework_name(precision="bf16") == "megatron"
+    assert framework_name(precision="bf16", recompute="full") == "megatron_2021"
+    assert framework_name(notes="DeepSpeed 3D") == "deepspeed"
+    assert framework_name(source="InternLM/InternEvo") == "internevo"
+    assert framework_name(zero_stage_or_fsdp="fsdp:FULL_SHARD") == "fsdp"
+    assert framework_name(zero_stage_or_fsdp="fsdp2") == "torchtitan_eager"
+    assert framework_name(zero_stage_or_fsdp="fsdp2", notes="torch.compile;vanilla TP") == "torchtitan"
+    assert framework_name(zero_stage_or_fsdp="fsdp2", notes="torch.compile;async TP") == "torchtitan_async"
+    assert (
+        framework_name(zero_stage_or_fsdp="fsdp", source="pytorch/torchtitan", notes="compile+float8") == "torchtitan"
+    )
 
 
 def test_metrics_are_those_of_the_sources() -> None:
@@ -211,17 +213,17 @@ def test_metrics_are_those_of_the_sources() -> None:
         # From 8,192 tokens on, the learned positions that the source counts weigh.
         if row.source != "mosaicml/llm-foundry" or stated is None or (row.seq_len or 0) > 4096:
             continue
-        found = case_of(row, NOTHING)
-        flops = in_metric(replace(found, row=replace(row, metric="tflops_per_gpu")), step_time_s(found))
+        run = case_of(row, NOTHING)
+        flops = in_metric(replace(run, row=replace(row, metric="tflops_per_gpu")), step_time_s(run))
         assert flops == pytest.approx(float(stated), rel=0.012, abs=0.6), row.line
         checked += 1
     assert checked > 70
 
 
 def test_a_step_time_and_its_metric_are_inverse() -> None:
-    for metric in {own.metric for own in METRICS.values()}:
-        found = case(metric=metric, value=7.5)
-        assert in_metric(found, step_time_s(found)) == pytest.approx(7.5)
+    for metric in {metric_formula.metric for metric_formula in METRICS.values()}:
+        run = case(metric=metric, value=7.5)
+        assert in_metric(run, step_time_s(run)) == pytest.approx(7.5)
 
 
 def test_scores() -> None:
@@ -244,7 +246,7 @@ def test_context_parallelism_has_a_pipeline_for_each_part_of_a_sequence() -> Non
     assert predict(whole).step_time_s < predict(exchanged).step_time_s < 1.3 * predict(whole).step_time_s
     assert predict(ring).step_time_s == pytest.approx(predict(whole).step_time_s, rel=0.03)  # hidden by attention
     # Rates count the FLOPs of whole sequences.
-    rates = [in_metric(replace(one, row=replace(one.row, metric="tflops_per_gpu")), 1.0) for one in (ring, whole)]
+    rates = [in_metric(replace(run, row=replace(run.row, metric="tflops_per_gpu")), 1.0) for run in (ring, whole)]
     assert rates[0] == pytest.approx(rates[1])
 
 
@@ -264,20 +266,20 @@ def test_rho_counts_near_figures_as_ties() -> None:
     assert math.isnan(spearman([1.0, 1.01], [3.0, 2.0]))
 
 
-def priced(those: Callable[[Row], bool], path: Path = RUNS) -> list[Predicted]:
+def predictions(those: Callable[[Row], bool], path: Path = RUNS) -> list[Predicted]:
     """Some measured runs, those that can be expressed, and what is predicted for them."""
-    found = []
+    pairs = []
     for row in filter(those, read_rows(path)):
         with suppress(InexpressibleError):
-            one = case_of(row, shipped_measurements())
-            found.append((one, in_metric(one, predict(one).step_time_s)))
-    return found
+            run = case_of(row, shipped_measurements())
+            pairs.append((run, in_metric(run, predict(run).step_time_s)))
+    return pairs
 
 
 @pytest.mark.parametrize("gpus", slow_but(("T4",), ("A100.*", "H100", "T4")))
 def test_half_precision_rows_are_predicted_within_the_aims(gpus: str) -> None:
     """Aims: median 8 %, mean 12 %, ninetieth percentile 25 %."""
-    scored = Scored.of(priced(lambda row: is_half_precision(row) and re.fullmatch(gpus, row.gpu) is not None))
+    scored = Scored.of(predictions(lambda row: is_half_precision(row) and re.fullmatch(gpus, row.gpu) is not None))
     assert scored.num_rows >= 10
     assert scored.median_percent <= 8
     assert scored.mean_percent <= 12
@@ -286,21 +288,21 @@ def test_half_precision_rows_are_predicted_within_the_aims(gpus: str) -> None:
 
 def test_mixed_clusters_are_predicted_within_the_aims() -> None:
     """Sailor's two clusters within 8 %, AMP's within 15 %; the order of AMP's sixteen T4 at 0.95 or better."""
-    rows = priced(lambda row: row.source == "eth-easl/sailor")
+    rows = predictions(lambda row: row.source == "eth-easl/sailor")
     mixed = Scored.of([pair for pair in rows if "+" in pair[0].row.gpu])
     alike = Scored.of([pair for pair in rows if pair[0].row.gpu == "GH200"])
     assert (mixed.num_rows, alike.num_rows) == (5, 18)
     assert mixed.mean_percent <= 8
     assert alike.mean_percent <= 8
-    amp = priced(lambda row: row.source == "DachengLi1/AMP")
+    amp = predictions(lambda row: row.source == "DachengLi1/AMP")
     assert Scored.of([pair for pair in amp if "+" in pair[0].row.gpu]).mean_percent <= 15
     on_t4 = [pair for pair in amp if pair[0].row.gpu == "T4"]
-    assert spearman([one.row.value for one, _ in on_t4], [value for _, value in on_t4]) >= 0.95
+    assert spearman([run.row.value for run, _ in on_t4], [value for _, value in on_t4]) >= 0.95
 
 
 def test_runs_that_no_constant_was_fitted_to_are_predicted_within_the_aims() -> None:
     for gpu, count in (("A100", 8), ("H100", 7)):
-        scored = Scored.of(priced(lambda row, gpu=gpu: row.gpu.startswith(gpu), HELD_OUT))  # type: ignore[misc]
+        scored = Scored.of(predictions(lambda row, gpu=gpu: row.gpu.startswith(gpu), HELD_OUT))  # type: ignore[misc]
         assert scored.num_rows == count
         assert scored.median_percent <= 8
         assert scored.mean_percent <= 12
@@ -340,8 +342,8 @@ def test_validate_predicts_a_users_file(hexiopt: Run, tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "out" / "validation.csv").open()))
     assert [row["reason"] for row in rows] == ["", "degrees do not multiply to the number of GPUs", "", ""]
     assert [row["recompute"] for row in rows] == ["none", "", "none", "full/none"]
-    one = case_of(read_rows(path)[0], shipped_measurements())
-    assert float(rows[0]["predicted"]) == pytest.approx(predict(one).step_time_s)
+    run = case_of(read_rows(path)[0], shipped_measurements())
+    assert float(rows[0]["predicted"]) == pytest.approx(predict(run).step_time_s)
     assert float(rows[0]["error"]) == pytest.approx(float(rows[0]["predicted"]) / 1.0 - 1)
     assert (tmp_path / "out" / "validation.png").read_bytes().startswith(b"\x89PNG")
 
@@ -403,15 +405,17 @@ def test_skipped_rows_are_counted_with_their_lines(hexiopt: Run, tmp_path: Path)
     ]
     path = tmp_path / "runs.csv"
     lines = [Path(table(tmp_path, change)).read_text().splitlines() for change in changes]
-    path.write_text("\n".join([lines[0][0] + ",run", *(f"{own[1]},{k}" for k, own in enumerate(lines))]) + "\n")
+    path.write_text(
+        "\n".join([lines[0][0] + ",run", *(f"{file_lines[1]},{k}" for k, file_lines in enumerate(lines))]) + "\n"
+    )
     ran = hexiopt("validate", f"data={path}", "hydra.run.dir=out")
     assert ran.code == 0, ran.err
-    said = " ".join(ran.out.split())
-    assert "Skipped: 3 rows" in said
-    assert "2 mixture of experts 3, 5" in said
-    assert "1 adapters (LoRA) 4" in said
-    assert "note: not read: run" in said
-    assert "2 of 5 rows predicted" in said
+    output = " ".join(ran.out.split())
+    assert "Skipped: 3 rows" in output
+    assert "2 mixture of experts 3, 5" in output
+    assert "1 adapters (LoRA) 4" in output
+    assert "note: not read: run" in output
+    assert "2 of 5 rows predicted" in output
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "validation.csv").read_text())))
     assert [row["reason"] for row in rows] == ["", "mixture of experts", "adapters (LoRA)", "mixture of experts", ""]
     assert rows[4]["measured"] == rows[0]["measured"] == "1.0", "a thousand milliseconds are a second"
@@ -426,7 +430,7 @@ def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
         {"metric": "mfu", "value": 0.42},
     ]
     lines = [Path(table(tmp_path, change)).read_text().splitlines() for change in changes]
-    path.write_text("\n".join([lines[0][0], *(own[1] for own in lines)]) + "\n")
+    path.write_text("\n".join([lines[0][0], *(file_lines[1] for file_lines in lines)]) + "\n")
     with pytest.raises(InputError) as caught:
         read_rows(path)
     text = str(caught.value)
@@ -436,11 +440,11 @@ def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_our_own_steps_on_an_h100_are_predicted_and_small_models_not_too_slow() -> None:
-    own = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("own_h100_runs.csv"))]
-    assert {one.framework for one in own} == {"hexiopt_flash"}
-    errors = [predict(one).step_time_s / one.row.value - 1 for one in own]
+    runs = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("own_h100_runs.csv"))]
+    assert {run.framework for run in runs} == {"hexiopt_flash"}
+    errors = [predict(run).step_time_s / run.row.value - 1 for run in runs]
     assert np.mean(np.abs(errors)) < 0.03
     small = [case_of(row, NOTHING) for row in read_rows(RUNS.with_name("small_model_runs.csv"))]
-    ratios = [predict(one).step_time_s / one.row.value for one in small]
+    ratios = [predict(run).step_time_s / run.row.value for run in small]
     assert max(ratios) < 1.01, "the host's floor is what the fastest runs took"
     assert np.mean(np.abs(np.array(ratios) - 1)) < 0.3

@@ -16,7 +16,7 @@ from experiments.app.verbs import VERBS
 from hexiopt.errors import InputError
 from runtime.launch.head import AfterFaults
 from tests.conftest import ROOT, Run
-from tests.experiments.command_line import SEARCHED, refused
+from tests.experiments.command_line import SEARCHED, refusal
 from tests.slow import slow_but
 
 SEARCH = (*SEARCHED, "solver.max_steps=20", "workload=small", "workload.global_batch=4", "hydra.run.dir=out")
@@ -55,30 +55,30 @@ torchrun --nproc_per_node 6 pretrain_gpt.py --num-layers 24 --hidden-size 1024 -
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The keys that jobs read from here on."""
-    found, keys, run_verb = set[str](), {one.name for one in fields(Config)}, hydra_app.run_verb
+    read_keys, keys, run_verb = set[str](), {field.name for field in fields(Config)}, hydra_app.run_verb
     looked_up = Keys.__getattribute__
     listening = [False]
 
-    def looking_up(self: Keys, name: str) -> Any:
+    def note_key(self: Keys, name: str) -> Any:
         value = looked_up(self, name)
         if listening[0] and name in keys:
-            found.add(name)
+            read_keys.add(name)
         return value
 
     def run(verb: str, start: Any) -> Any:
-        def started() -> Any:
+        def start_listening() -> Any:
             job = start()
             listening[0] = True
             return job
 
         try:
-            return run_verb(verb, started)
+            return run_verb(verb, start_listening)
         finally:
             listening[0] = False
 
     monkeypatch.setattr(hydra_app, "run_verb", run)
-    monkeypatch.setattr(Keys, "__getattribute__", looking_up)
-    return found
+    monkeypatch.setattr(Keys, "__getattribute__", note_key)
+    return read_keys
 
 
 @pytest.mark.parametrize("verb", slow_but(("price", "export", "discover"), VERBS))
@@ -108,9 +108,11 @@ def test_a_verb_reads_what_the_table_says(
 
 def test_every_key_has_a_verb_and_every_verb_its_keys() -> None:
     assert list(READS) == list(VERBS)
-    assert {key.partition(".")[0] for keys in READS.values() for key in keys} == {one.name for one in fields(Config)}
+    assert {key.partition(".")[0] for keys in READS.values() for key in keys} == {
+        field.name for field in fields(Config)
+    }
     for verb in VERBS:
-        assert {one.name for one in fields(schema(verb))} == {key.partition(".")[0] for key in READS[verb]}
+        assert {field.name for field in fields(schema(verb))} == {key.partition(".")[0] for key in READS[verb]}
     assert list(vars(schema("price")().constraints)) == ["memory_headroom"], "of a section, what the verb reads"
     assert vars(schema("plan")().constraints) == vars(Config().constraints)
 
@@ -125,10 +127,10 @@ def test_the_configuration_of_a_verb_has_its_keys_alone(verb: str, hexiopt: Run)
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_key_of_another_verb_is_refused_with_the_verb_that_has_it(verb: str) -> None:
-    own = {key.partition(".")[0] for key in READS[verb]}
-    for key in (one.name for one in fields(Config)):
+    keys = {key.partition(".")[0] for key in READS[verb]}
+    for key in (field.name for field in fields(Config)):
         for override in (f"{key}=1", f"++{key}.x=1,2", f"~{key}"):
-            if key in own:
+            if key in keys:
                 if key != "constraints":
                     refuse_unread(verb, [override])
             else:
@@ -140,23 +142,23 @@ def test_a_key_of_another_verb_is_refused_with_the_verb_that_has_it(verb: str) -
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         ("train:\n  steps: 3\n", "train: plan does not read it; hexiopt train does"),
         ("seed: 3\nspace:\n  replica: false\n", "space.replica: unknown key; did you mean replicas?"),
         ("defaults:\n  - override /sweep: nope\n", "sweep: 'nope' is not known; known: "),
     ],
 )
-def test_a_wrong_key_of_an_experiment_is_one_line(hexiopt: Run, tmp_path: Path, stated: str, said: str) -> None:
+def test_a_wrong_key_of_an_experiment_is_one_line(hexiopt: Run, tmp_path: Path, stated: str, message: str) -> None:
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{stated}")
-    assert said in refused(hexiopt("plan", *SEARCH, "experiment=mine", "--config-dir", "own"))
+    assert message in refusal(hexiopt("plan", *SEARCH, "experiment=mine", "--config-dir", "own"))
 
 
 def test_a_key_that_nobody_reads_cannot_be_added(hexiopt: Run) -> None:
     for key in ("nope", "solver.nope", "workload.lora.nope"):
-        assert refused(hexiopt("plan", *SEARCH, f"+{key}=1")).startswith(f"hexiopt: {key}: unknown key; remove it")
-    assert "cluster=small_mixed: nope: unknown key" in refused(hexiopt("plan", *SEARCH, "cluster.nope=1"))
+        assert refusal(hexiopt("plan", *SEARCH, f"+{key}=1")).startswith(f"hexiopt: {key}: unknown key; remove it")
+    assert "cluster=small_mixed: nope: unknown key" in refusal(hexiopt("plan", *SEARCH, "cluster.nope=1"))
 
 
 def test_a_primary_configuration_of_ones_own(hexiopt: Run, tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_a_primary_configuration_of_ones_own(hexiopt: Run, tmp_path: Path) -> No
     ran = hexiopt("price", *named, "mine", "--cfg", "job")
     assert ran.code == 0, ran.err
     assert "print: full" in ran.out
-    assert "nope.json: the file does not exist" in refused(hexiopt("price", *named, "mine", "plan=nope.json"))
-    assert refused(hexiopt("price", *named, "bare")) == (
+    assert "nope.json: the file does not exist" in refusal(hexiopt("price", *named, "mine", "plan=nope.json"))
+    assert refusal(hexiopt("price", *named, "bare")) == (
         "hexiopt: --config-name: 'bare' is not a configuration of price; begin its defaults with - price\n"
     )

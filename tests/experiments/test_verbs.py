@@ -14,7 +14,7 @@ from hexiopt.cost.cost import violations
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.files.plan_file import read_plan
 from tests.conftest import Run
-from tests.experiments.command_line import QUICK, RTX, STEPS, TINY, edit, planned, refused
+from tests.experiments.command_line import QUICK, RTX, STEPS, TINY, edit, planned, refusal
 from tests.slow import slow_but
 
 
@@ -40,14 +40,14 @@ def test_plan_writes_its_files_and_says_where(hexiopt: Run, tmp_path: Path) -> N
 def test_what_the_mix_gives_over_its_best_type_is_a_sentence(hexiopt: Run) -> None:
     ran = hexiopt("plan", *QUICK, "alone=true")
     assert ran.code == 0, ran.err
-    said = re.fullmatch(
+    match = re.fullmatch(
         r"Together the 6 GPUs process ([\d,]+) tokens/s, ([\d.]+) × as many as the ([24]) (rtx_\d+), the best of their "
         r"types, alone \(([\d,]+)\)\.",
         " ".join(ran.out.split("plan.json")[-1].split()),
     )
-    assert said is not None, ran.out
-    together, alone = (float(said[k].replace(",", "")) for k in (1, 5))
-    assert float(said[2]) == pytest.approx(together / alone, abs=0.01)
+    assert match is not None, ran.out
+    together, alone = (float(match[k].replace(",", "")) for k in (1, 5))
+    assert float(match[2]) == pytest.approx(together / alone, abs=0.01)
     ran = hexiopt("plan", *QUICK, "alone=true", "constraints.exclude=[new]")
     assert "Together" not in ran.out, "one type has nothing to be compared with"
 
@@ -67,7 +67,7 @@ def test_a_plan_that_cannot_be_written_is_printed(
 
     monkeypatch.setattr("experiments.app.common.write_text", full)
     ran = hexiopt("plan", *QUICK, "hydra.run.dir=out")
-    assert "plan.json: cannot be written (No space left on device); choose another hydra.run.dir" in refused(ran)
+    assert "plan.json: cannot be written (No space left on device); choose another hydra.run.dir" in refusal(ran)
     assert "tokens/s" in ran.out
 
 
@@ -95,26 +95,26 @@ def test_price_says_whether_a_plan_leaves_memory_free(hexiopt: Run, tmp_path: Pa
     assert (ran.code, ran.err) == (0, "")
     assert "communicators and a reserve of 5%" in " ".join(ran.out.split())
     assert "leaves 5% of usable memory free" in " ".join(ran.out.split())
-    data, priced = (json.loads(one.read_text()) for one in (path, tmp_path / "priced" / "plan.json"))
+    data, priced = (json.loads(file.read_text()) for file in (path, tmp_path / "priced" / "plan.json"))
     assert priced["problem"]["space"] == data["problem"]["space"] | {"memory_headroom": 0.05}
-    limits = [one["prediction"]["memory_gib"]["old:0"]["limit"] for one in (data, priced)]
+    limits = [plan_data["prediction"]["memory_gib"]["old:0"]["limit"] for plan_data in (data, priced)]
     assert limits[1] == pytest.approx(0.95 * limits[0])
-    message = refused(hexiopt("price", f"plan={path}", "constraints.memory_headroom=0.6"))
+    message = refusal(hexiopt("price", f"plan={path}", "constraints.memory_headroom=0.6"))
     assert "constraints: memory_headroom: 0.6 is out of range; it must be at least 0 and at most 0.5" in message
 
 
 def test_price_of_a_broken_plan_exits_2(hexiopt: Run, tmp_path: Path) -> None:
     path = planned(hexiopt, tmp_path)
     edit(path, lambda data: data["pipelines"][0].update(num_micro_batches=1000))
-    assert "the global batch is 256" in refused(hexiopt("price", f"plan={path}", "hydra.run.dir=priced"))
+    assert "the global batch is 256" in refusal(hexiopt("price", f"plan={path}", "hydra.run.dir=priced"))
     assert not (tmp_path / "priced").exists()
 
 
 def test_price_refuses_overrides_of_the_problem(hexiopt: Run, tmp_path: Path) -> None:
     path = planned(hexiopt, tmp_path)
-    message = refused(hexiopt("price", f"plan={path}", "constraints.max_tp=1"))
+    message = refusal(hexiopt("price", f"plan={path}", "constraints.max_tp=1"))
     assert "constraints.max_tp: price does not read it; hexiopt plan, compare, fit and others do" in message
-    message = refused(hexiopt("explain", f"plan={path}", "model=tiny"))
+    message = refusal(hexiopt("explain", f"plan={path}", "model=tiny"))
     assert "model=tiny: does not apply to a plan file, which holds its whole problem" in message
 
 
@@ -139,9 +139,9 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
 
     def weave(data: Any) -> None:
         replicas = [{"devices": ["old:0"], "samples": 3}, {"devices": ["old:1"], "samples": 1}]
-        one = {"replicas": replicas, "layers": [[0, 1], [2, 3]], "recompute": ["none", "full"]}
-        two = {"devices": ["new:0"], "layers": [[1, 2], [3, 4]], "recompute": "full"}
-        pipeline = {"num_micro_batches": 2, "micro_batch_size": 4, "stages": [one, two]}
+        first = {"replicas": replicas, "layers": [[0, 1], [2, 3]], "recompute": ["none", "full"]}
+        second = {"devices": ["new:0"], "layers": [[1, 2], [3, 4]], "recompute": "full"}
+        pipeline = {"num_micro_batches": 2, "micro_batch_size": 4, "stages": [first, second]}
         data |= {"schedule": "interleaved", "sharding": {"stage": 1}, "pipelines": [pipeline]}
 
     ran = hexiopt("price", f"plan={edit(path, weave)}", "hydra.run.dir=priced")
@@ -161,7 +161,7 @@ def test_a_replicated_interleaved_plan_is_priced_and_explained(hexiopt: Run, tmp
         data["pipelines"][0] |= {"num_micro_batches": 1, "micro_batch_size": 8}
         data["problem_sha256"] = ""
 
-    message = refused(hexiopt("price", f"plan={edit(path, break_it)}"))
+    message = refusal(hexiopt("price", f"plan={edit(path, break_it)}"))
     assert "8 sequences into 3 + 1" in message
 
 

@@ -47,8 +47,8 @@ def prices(golden: Data, fresh: bool = False) -> Iterator[Data]:
         key = entry["problem"], entry["framework"]
         if fresh or key not in models:
             models[key] = outcome.pricer(problems[key[0]], key[1])
-        found = outcome.price(models[key], entry["plan"])
-        yield {"problem_sha256": problem_sha256(problems[key[0]]), **found}
+        plan_outcome = outcome.price(models[key], entry["plan"])
+        yield {"problem_sha256": problem_sha256(problems[key[0]]), **plan_outcome}
 
 
 def plans(golden: Data, solver: str, names: Iterable[str] | None = None) -> dict[str, Data]:

@@ -11,8 +11,8 @@ from tests.golden import files, outcome
 
 def prices(golden: Any) -> None:
     """Price every plan anew, by a model of its own."""
-    for entry, found in zip(golden["plans"], files.prices(golden, fresh=True), strict=True):
-        entry["outcome"] = found
+    for entry, plan_outcome in zip(golden["plans"], files.prices(golden, fresh=True), strict=True):
+        entry["outcome"] = plan_outcome
 
 
 def plans(golden: Any) -> None:

@@ -50,7 +50,11 @@ def price(model: PlanPricer, plan_data: Data) -> Data:
         cost = model.price(plan)
     except ValueError as error:
         return {"refusal": str(error)}
-    memory = [(one.memory, one.limit_bytes) for _, _, devices, one in copy_costs(plan, cost) for _ in devices]
+    memory = [
+        (copy_cost.memory, copy_cost.limit_bytes)
+        for _, _, devices, copy_cost in copy_costs(plan, cost)
+        for _ in devices
+    ]
     return {
         "step_time_s": cost.step_time_s,
         "pipeline_s": cost.pipeline_s,
@@ -72,11 +76,11 @@ def solve(solver: str, problem: Problem, max_steps: int, seed: int) -> Data:
         result = make_solver(solver).solve(problem, Budget(_NEVER_S, max_steps), seed=seed)
     except InputError as error:
         return {"refusal": str(error)}
-    found: Data = {"status": str(result.status)}
+    outcome: Data = {"status": str(result.status)}
     if result.plan is None or result.cost is None:
-        return found
+        return outcome
     text = json.dumps(plan_to_dict(result.plan, problem.cluster), sort_keys=True)
-    return found | {"step_time_s": result.cost.step_time_s, "plan_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return outcome | {"step_time_s": result.cost.step_time_s, "plan_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def message(kind: str, text: str) -> str:

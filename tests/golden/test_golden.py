@@ -19,9 +19,9 @@ LONG = ("cp_sat", "flashflex", "sequence_exact", *ALIASES)  # half of the time t
 
 def assert_none(lines: Iterable[str]) -> None:
     """No difference; else the first of them, and how many there are."""
-    found = list(lines)
-    more = f"\n... {len(found)} in all; if they are meant, run make golden and say why" if found else ""
-    assert not found, "\n" + "\n".join(line[:400] for line in found[:SHOWN]) + more
+    differences = list(lines)
+    more = f"\n... {len(differences)} in all; if they are meant, run make golden and say why" if differences else ""
+    assert not differences, "\n" + "\n".join(line[:400] for line in differences[:SHOWN]) + more
 
 
 def test_prices() -> None:
@@ -60,7 +60,7 @@ def test_a_difference_is_seen_and_named() -> None:
     before = {"step_time_s": 2.0, "optimizer_s": 1e-9, "bytes": [1.0, 2.0], "text": "a"}
     assert not list(files.differences(before, before | {"optimizer_s": 1e-9 + 1e-12, "step_time_s": 2 + 1e-12}))
     after = {"step_time_s": 2.0 + 1e-11, "optimizer_s": 1e-9 + 1e-11, "bytes": [1.0, 2.0 + 1e-11], "text": "b"}
-    found = [line.partition(":")[0] for line in files.differences(before, after)]
-    assert found == ["step_time_s", "optimizer_s", "bytes[1]", "text"]
+    names = [line.partition(":")[0] for line in files.differences(before, after)]
+    assert names == ["step_time_s", "optimizer_s", "bytes[1]", "text"]
     assert list(files.differences(before, before | {"bytes": [1.0]})) == ["bytes: [1.0, 2.0] → [1.0]"]
     assert list(files.differences({}, {"refusal": "no"})) == ["refusal: None → 'no'"]

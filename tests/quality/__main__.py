@@ -75,7 +75,7 @@ def by_problem(options: argparse.Namespace, entries: dict[str, Entry]) -> dict[s
         for seed in range(options.seeds)
     ]
     outcomes: dict[str, list[Outcome]] = {name: [] for name in options.problems}
-    for run, outcome in _tracked(by_steps(runs, options.processes), len(runs)):
+    for run, outcome in _track(by_steps(runs, options.processes), len(runs)):
         outcomes[run.problem].append(outcome)
     return outcomes
 
@@ -137,7 +137,7 @@ def against_other(options: argparse.Namespace) -> int:
     for limit_s in options.cpu_seconds:
         runs = in_turns(sides, options.problems, options.seeds, limit_s)
         outcomes: dict[tuple[Side, str], list[Outcome]] = {}
-        for run, outcome in _tracked(by_cpu_time(runs), len(runs)):
+        for run, outcome in _track(by_cpu_time(runs), len(runs)):
             outcomes.setdefault((run.side, run.problem), []).append(outcome)
         rows = [Row(name, *(_step_s(outcomes[side, name]) for side in sides)) for name in options.problems]
         took_s = [mean([run.cpu_s for name in options.problems for run in outcomes[side, name]]) for side in sides]
@@ -159,7 +159,7 @@ def _step_s(outcomes: Iterable[Outcome]) -> tuple[float, ...]:
     return tuple(outcome.step_time_s for outcome in outcomes)
 
 
-def _tracked(runs: Iterable[tuple[Run, Outcome]], total: int) -> Iterable[tuple[Run, Outcome]]:
+def _track(runs: Iterable[tuple[Run, Outcome]], total: int) -> Iterable[tuple[Run, Outcome]]:
     return track(runs, "searches", total, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 

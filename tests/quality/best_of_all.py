@@ -61,9 +61,9 @@ def all_solvers() -> list[str]:
 def candidates(problem: Problem, number: int, max_steps: int) -> Iterator[Best]:
     """The plan of each solver that has one, and that of the default with a freedom or a machine kind less."""
     asked = [(name, name, problem) for name in all_solvers()]
-    for label, solver, own in [*asked, ("portfolio, narrower", "portfolio", sub_problem(problem, number))]:
+    for label, solver, task in [*asked, ("portfolio, narrower", "portfolio", sub_problem(problem, number))]:
         try:
-            plan = make_solver(solver).solve(own, Budget(NEVER_S, max_steps)).plan
+            plan = make_solver(solver).solve(task, Budget(NEVER_S, max_steps)).plan
         except InputError:
             continue
         if plan is not None:
@@ -71,7 +71,7 @@ def candidates(problem: Problem, number: int, max_steps: int) -> Iterator[Best]:
             yield Best(label, max_steps, problem_sha256(problem), price_s(problem, data), data)
 
 
-def priced(best: Best, problem: Problem) -> Best:
+def reprice(best: Best, problem: Problem) -> Best:
     """The same plan at its price of today. Raises AssertionError where it breaks a rule."""
     return replace(best, problem_sha256=problem_sha256(problem), step_time_s=price_s(problem, best.plan))
 
@@ -83,10 +83,10 @@ def main() -> None:
     parser.add_argument("--reprice", action="store_true", help="only price what is stored anew")
     options = parser.parse_args()
     if options.reprice:
-        write({number: priced(best, drawn_problem(number)) for number, best in read().items()})
+        write({number: reprice(best, drawn_problem(number)) for number, best in read().items()})
     for number in options.numbers:
         problem, stored = drawn_problem(number), read()
-        known = [priced(stored[number], problem)] if number in stored else []
+        known = [reprice(stored[number], problem)] if number in stored else []
         plans = (*known, *candidates(problem, number, TIMES * STEPS))
         best = min(plans, key=lambda plan: plan.step_time_s)
         write({**stored, number: best})

@@ -45,7 +45,7 @@ QWEN_3B = {
 }
 
 
-def shipped(cluster: str, model: str, workload: Workload | None = None, **changes: float) -> Problem:
+def shipped_problem(cluster: str, model: str, workload: Workload | None = None, **changes: float) -> Problem:
     """The problem of a shipped cluster, a shipped model and a workload, by default 256 sequences of 4,096 tokens."""
     return Problem(named_cluster(cluster, **changes), named_model(model), workload or Workload())
 
@@ -59,7 +59,7 @@ def desk() -> Problem:
 def _settings() -> dict[str, Maker]:
     models = {1: "llama2_7b", 2: "llama2_7b", 3: "llama_30b"}
     return {
-        f"setting_{k}_{rate:g}": partial(shipped, f"hexiscale_setting_{k}", model, inter_gb_per_s=rate)
+        f"setting_{k}_{rate:g}": partial(shipped_problem, f"hexiscale_setting_{k}", model, inter_gb_per_s=rate)
         for k, model in models.items()
         for rate in RATES_GB_PER_S
     }
@@ -77,11 +77,11 @@ def _long_contexts() -> dict[str, Maker]:
 PROBLEMS: dict[str, Maker] = {
     **{f"drawn_{number}": partial(drawn_problem, number) for number in (*DRAWN, *LARGE)},
     **_settings(),
-    "case_study": partial(shipped, "hexiscale_case_study", "llama2_13b", Workload(64, 4096)),
-    "four_machines": partial(shipped, "four_machines", "llama2_7b", Workload(64, 2048)),
-    "small_mixed_7b": partial(shipped, "small_mixed", "llama2_7b"),
-    "small_mixed_3b": partial(shipped, "small_mixed", "gpt_3b", Workload(64, 2048)),
-    "synthetic_64": partial(shipped, "synthetic", "llama2_13b", Workload(512), num_machines=8),
+    "case_study": partial(shipped_problem, "hexiscale_case_study", "llama2_13b", Workload(64, 4096)),
+    "four_machines": partial(shipped_problem, "four_machines", "llama2_7b", Workload(64, 2048)),
+    "small_mixed_7b": partial(shipped_problem, "small_mixed", "llama2_7b"),
+    "small_mixed_3b": partial(shipped_problem, "small_mixed", "gpt_3b", Workload(64, 2048)),
+    "synthetic_64": partial(shipped_problem, "synthetic", "llama2_13b", Workload(512), num_machines=8),
     **{fleet.cluster: fleet.problem for fleet in FLEETS},
     **_long_contexts(),
     "desk": desk,

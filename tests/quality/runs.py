@@ -63,7 +63,7 @@ def panel_problem(name: str) -> Problem:
 
 
 @cache
-def _stated(name: str) -> Data:
+def _problem_data(name: str) -> Data:
     return problem_to_dict(panel_problem(name))
 
 
@@ -103,7 +103,7 @@ class Worker:
         """Raises AssertionError where the process ended, ran another checkout, or gave a plan that breaks a rule."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        asked = {"problem": _stated(run.problem), "solver": run.side.solver, "seed": run.seed}
+        asked = {"problem": _problem_data(run.problem), "solver": run.side.solver, "seed": run.seed}
         limits = {"max_steps": run.max_steps, "cpu_s": run.cpu_s}
         self._process.stdin.write(json.dumps(asked | limits) + "\n")
         self._process.stdin.flush()

@@ -56,7 +56,7 @@ class Compared:
         return float(predicted / measured - 1)
 
 
-def measured(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tuple[int, int], Used]]:
+def measure(plan: Plan, model: ModelSpec, workload: Workload) -> list[tuple[tuple[int, int], Used]]:
     """What each rank uses in a step of the plan, and its pipeline and stage."""
     problem = problem_of(plan, model, workload)
 
@@ -78,16 +78,16 @@ def problem_of(plan: Plan, model: ModelSpec, workload: Workload) -> Problem:
     return Problem(cluster(("a", "fast", max(plan.devices()) + 1), fast_gib=64.0), model, workload)
 
 
-def compared(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
+def compare(plan: Plan, model: ModelSpec, workload: Workload) -> list[Compared]:
     """What the plan is predicted to use, and what it does."""
-    cost, ranks = PlanPricer(problem_of(plan, model, workload)).price(plan), measured(plan, model, workload)
-    found = []
+    cost, ranks = PlanPricer(problem_of(plan, model, workload)).price(plan), measure(plan, model, workload)
+    comparisons = []
     for p, pipeline in enumerate(cost.pipelines):
         for s, stage in enumerate(pipeline.stages):
-            own: list[Used] = [used for at, used in ranks if at == (p, s)]
-            fullest = Memory(**{part: max(getattr(one.parts, part) for one in own) for part in MEMORY_PARTS})
-            found.append(Compared(p, s, stage.memory, fullest, max(one.peak_bytes for one in own)))
-    return found
+            uses: list[Used] = [used for at, used in ranks if at == (p, s)]
+            fullest = Memory(**{part: max(getattr(use.parts, part) for use in uses) for part in MEMORY_PARTS})
+            comparisons.append(Compared(p, s, stage.memory, fullest, max(use.peak_bytes for use in uses)))
+    return comparisons
 
 
 def even_plan(
@@ -105,12 +105,12 @@ def even_plan(
 ) -> Plan:
     """Equal pipelines of equal stages."""
     step = model.num_layers // (stages * chunks)
-    found = []
+    plan_pipelines = []
     for p in range(pipelines):
-        own = []
+        pipeline_stages = []
         for s in range(stages):
             first = (p * stages + s) * tp
             layers = tuple(((c * stages + s) * step, (c * stages + s + 1) * step) for c in range(chunks))
-            own.append(Stage(TensorParallel(tuple(range(first, first + tp))), layers, (policy,)))
-        found.append(Pipeline(tuple(own), batches, size))
-    return Plan(tuple(found), schedule, Sharding(zero))
+            pipeline_stages.append(Stage(TensorParallel(tuple(range(first, first + tp))), layers, (policy,)))
+        plan_pipelines.append(Pipeline(tuple(pipeline_stages), batches, size))
+    return Plan(tuple(plan_pipelines), schedule, Sharding(zero))

@@ -49,18 +49,18 @@ def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
             there.close()
             ends.append(here)
             processes.append(process)
-        found, errors = [], []
+        values, errors = [], []
         for rank, end in enumerate(ends):
             try:
                 ok, value = end.recv()
             except EOFError:
                 ok, value = False, "the process died"
-            (found if ok else errors).append(value if ok else f"rank {rank}: {value}")
+            (values if ok else errors).append(value if ok else f"rank {rank}: {value}")
         for process in processes:
             process.join(10.0)
             process.kill()
     assert not errors, "\n".join(errors)
-    return found
+    return values
 
 
 def _rank(work: Callable[[int], Any], rank: int, count: int, store: Path, answer: Any) -> None:
@@ -120,7 +120,7 @@ def random_aligned_plan(rng: random.Random, max_ranks: int = 8, most_layers: int
         num_layers, count = rng.randint(2, most_layers), rng.randint(1, 3)
         num_stages, tp = rng.randint(1, min(3, num_layers)), [rng.choice((1, 1, 2, 3)) for _ in range(3)]
         replicas = [[rng.choice((1, 1, 2)) for _ in range(num_stages)] for _ in range(count)]
-        needed = sum(tp[s] * own[s] for own in replicas for s in range(num_stages))
+        needed = sum(tp[s] * row[s] for row in replicas for s in range(num_stages))
         if 2 <= needed <= max_ranks and (count > 1 or max(replicas[0]) > 1):
             break
     devices = list(range(needed))
@@ -129,10 +129,10 @@ def random_aligned_plan(rng: random.Random, max_ranks: int = 8, most_layers: int
     ranges = list(pairwise([0, *sorted(rng.sample(range(1, num_layers), num_stages - 1)), num_layers]))
     heads = [_heads(rng, tp[s]) for s in range(num_stages)]
     batches, pipelines = rng.randint(1, 4), []
-    for own in replicas:
-        size, stages = max(max(own), rng.randint(1, 2)), []
+    for counts in replicas:
+        size, stages = max(max(counts), rng.randint(1, 2)), []
         for s, layers in enumerate(ranges):
-            samples = _samples(rng, size, own[s]) if own[s] > 1 else [None]
+            samples = _samples(rng, size, counts[s]) if counts[s] > 1 else [None]
             each = tuple(Replica(tuple(next(left) for _ in range(tp[s])), n, heads[s]) for n in samples)
             policies = tuple(rng.choice(("none", "selective", "full")) for _ in range(layers[1] - layers[0]))
             stages.append(Stage.of_replicas(each, (layers,), policies))
@@ -158,15 +158,15 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
     layer_cuts = sorted(rng.sample(range(1, num_layers), num_stages * chunks - 1))
     ranges = list(pairwise([0, *layer_cuts, num_layers]))
     stages = []
-    for s, own in enumerate(groups):
+    for s, stage_groups in enumerate(groups):
         layers = tuple(ranges[c * num_stages + s] for c in range(chunks))
         recompute = tuple(policy for run in layers for policy in _policies(rng, *run))
         replicas = tuple(
             Replica(group, n, _heads(rng, len(group)))
-            for group, n in zip(own, _samples(rng, size, len(own)), strict=True)
+            for group, n in zip(stage_groups, _samples(rng, size, len(stage_groups)), strict=True)
         )
         if len(replicas) == 1:
-            replicas = (Replica(own[0], None, replicas[0].heads),)
+            replicas = (Replica(stage_groups[0], None, replicas[0].heads),)
         stages.append(Stage.of_replicas(replicas, layers, recompute))
     batches = rng.randint(1, 4)
     if chunks > 1:
@@ -177,23 +177,23 @@ def _pipeline(rng: random.Random, devices: list[int], num_layers: int, schedule:
 def _policies(rng: random.Random, first: int, end: int) -> list[str]:
     """Recompute policies of a range of layers. Of those that are full one after another, every run that begins at an
     even layer is recomputed together."""
-    found: list[str] = []
+    policies: list[str] = []
     for layer in range(first, end):
         policy = rng.choice(("none", "selective", "full"))
-        follows = found and found[-1] in ("full", "joined") and policy == "full"
-        begins_even = found and (found[-1] == "joined" or (layer - 1) % 2 == 0)
-        found.append("joined" if follows and begins_even else policy)
-    return found
+        follows = policies and policies[-1] in ("full", "joined") and policy == "full"
+        begins_even = policies and (policies[-1] == "joined" or (layer - 1) % 2 == 0)
+        policies.append("joined" if follows and begins_even else policy)
+    return policies
 
 
 def _groups(rng: random.Random, slot: tuple[int, ...]) -> list[tuple[int, ...]]:
     """TP groups of at most four devices."""
-    found, at = [], 0
+    groups, at = [], 0
     while at < len(slot):
         tp = rng.randint(1, min(4, len(slot) - at))
-        found.append(slot[at : at + tp])
+        groups.append(slot[at : at + tp])
         at += tp
-    return found
+    return groups
 
 
 def _samples(rng: random.Random, size: int, count: int) -> list[int]:
@@ -213,9 +213,9 @@ def random_sequence(rng: random.Random, devices: tuple[int, ...], seq_len: int, 
     tokens, groups = iter(_samples(rng, seq_len, len(devices))), []
     for a, b in pairwise([0, *cuts, len(devices)]):
         for first in range(a, b, num_heads):
-            own = devices[first : min(b, first + num_heads)]
-            heads = _samples(rng, num_heads, len(own))
-            groups.append(SequenceGroup(own, tuple(next(tokens) for _ in own), tuple(heads)))
+            members = devices[first : min(b, first + num_heads)]
+            heads = _samples(rng, num_heads, len(members))
+            groups.append(SequenceGroup(members, tuple(next(tokens) for _ in members), tuple(heads)))
     return SequenceParallel(tuple(groups), rng.choice(ORDERS))
 
 
@@ -232,14 +232,14 @@ def random_sequence_plan(
         several = [stage for stage in plain if len(stage.devices) > 1]
         if len(several) >= wanted:
             break
-    one = rng.choice(several)
+    sequence_stage = rng.choice(several)
 
-    def changed(stage: Stage) -> Stage:
+    def change(stage: Stage) -> Stage:
         if len(stage.layers) > 1:
             return stage
-        if stage is not one and rng.random() < (0.9 if len(stage.devices) == 1 else 0.5):
+        if stage is not sequence_stage and rng.random() < (0.9 if len(stage.devices) == 1 else 0.5):
             return stage
         return replace(stage, parallelism=random_sequence(rng, stage.devices, seq_len, model.num_heads))
 
-    pipelines = tuple(replace(p, stages=tuple(map(changed, p.stages))) for p in plan.pipelines)
+    pipelines = tuple(replace(p, stages=tuple(map(change, p.stages))) for p in plan.pipelines)
     return replace(plan, pipelines=pipelines), model, batch

@@ -61,7 +61,7 @@ class _Entry(dist.Work):
         self.late: list[tuple[Tensor, Tensor]] = []
 
     def is_completed(self) -> bool:
-        return all(one.done for one in self.exchanges)
+        return all(exchange.done for exchange in self.exchanges)
 
     def wait(self, timeout: Any = None) -> bool:
         self.world.block(self.rank, f"waits for {self.label}", self.is_completed, self)
@@ -116,11 +116,11 @@ class World:
     def post(self, entry: _Entry, given: Sequence[tuple[tuple[Any, ...], _Exchange, Any]]) -> None:
         """Enqueue exchanges (by keys that are equal on all their ranks), each with what the rank gives."""
         with self.changed:
-            for key, own, mine in given:
+            for key, new_exchange, mine in given:
                 number = self.counts[entry.rank, key]
                 self.counts[entry.rank, key] += 1
-                exchange = self.exchanges.setdefault((*key, number), own)
-                if exchange.kind != own.kind:
+                exchange = self.exchanges.setdefault((*key, number), new_exchange)
+                if exchange.kind != new_exchange.kind:
                     other, theirs = next(iter(exchange.entries.items()))
                     raise HungError(f"rank {entry.rank}'s {entry.label} meets rank {other}'s {theirs.label}")
                 exchange.given[entry.rank], exchange.entries[entry.rank] = mine, entry
@@ -131,8 +131,8 @@ class World:
         if len(self.ended) + len(self.blocked) < self.size or self.failure is not None:
             return
         self._run()
-        if self.blocked and not any(one.is_over() for one in self.blocked.values()):
-            self.failure = HungError("\n".join(self._said(rank) for rank in range(self.size)))
+        if self.blocked and not any(waiter.is_over() for waiter in self.blocked.values()):
+            self.failure = HungError("\n".join(self._description(rank) for rank in range(self.size)))
         self.changed.notify_all()
 
     def _run(self) -> None:
@@ -153,23 +153,23 @@ class World:
         entry = exchange.entries.get(rank)
         return entry is not None and entry.queue[0] is entry
 
-    def _said(self, rank: int) -> str:
+    def _description(self, rank: int) -> str:
         if rank not in self.blocked:
             return f"rank {rank} has ended"
-        own = self.blocked[rank]
-        said = f"rank {rank} {own.label}"
-        if own.entry is None:
-            return f"{said}: not there are ranks {own.missing()}"
-        head = own.entry.queue[0]
-        if head is not own.entry:
-            said += f", behind {head.label}"
+        waiter = self.blocked[rank]
+        line = f"rank {rank} {waiter.label}"
+        if waiter.entry is None:
+            return f"{line}: not there are ranks {waiter.missing()}"
+        head = waiter.entry.queue[0]
+        if head is not waiter.entry:
+            line += f", behind {head.label}"
         for exchange in head.exchanges:
             for other in exchange.ranks:
                 if not self._is_at_head(exchange, other):
                     theirs = exchange.entries.get(other)
                     why = "has not come to it" if theirs is None else f"has it behind {theirs.queue[0].label}"
-                    return f"{said}: rank {other} {why}"
-        return said
+                    return f"{line}: rank {other} {why}"
+        return line
 
     def leftover(self) -> list[str]:
         """What was enqueued and never ran."""
@@ -183,8 +183,8 @@ _WORLD: list[World] = []  # the one that runs
 def synchronize() -> None:
     """As of torch.cuda: this rank's host waits for all that it has enqueued."""
     world, rank = _WORLD[0], dist.get_rank()
-    own = [entry for key, queue in world.queues.items() if key[0] == rank for entry in queue]
-    for entry in own:
+    entries = [entry for key, queue in world.queues.items() if key[0] == rank for entry in queue]
+    for entry in entries:
         world.block(rank, f"synchronises, and so waits for {entry.label}", entry.is_completed, entry)
 
 
@@ -194,7 +194,7 @@ class StreamOrder(dist.ProcessGroup):
     def __init__(self, options: Any, _: Any) -> None:
         super().__init__(options.group_rank, options.group_size)
         self.ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
-        self.own, self.world, self.key = self.ranks[options.group_rank], _WORLD[0], options.group_id
+        self.global_rank, self.world, self.key = self.ranks[options.group_rank], _WORLD[0], options.group_id
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME
@@ -204,30 +204,30 @@ class StreamOrder(dist.ProcessGroup):
         if world.lazy:
             with world.changed:
                 made = world.made.setdefault(self.key, set())
-                made.add(self.own)
-            world.block(self.own, f"makes the communicator of ranks {self.ranks}", lambda: len(made) == len(self.ranks),
-                        None, lambda: sorted(set(self.ranks) - made))  # fmt: skip
-        key = (self.own,) if world.one_queue else (self.own, self.key)
+                made.add(self.global_rank)
+            world.block(self.global_rank, f"makes the communicator of ranks {self.ranks}",
+                        lambda: len(made) == len(self.ranks), None, lambda: sorted(set(self.ranks) - made))  # fmt: skip
+        key = (self.global_rank,) if world.one_queue else (self.global_rank, self.key)
         with world.changed:
             queue = world.queues.setdefault(key, deque())
-        doing = world.doing.get(self.own)
-        return _Entry(world, self.own, f"{doing}: {label}" if doing else label, queue)
+        doing = world.doing.get(self.global_rank)
+        return _Entry(world, self.global_rank, f"{doing}: {label}" if doing else label, queue)
 
     def _together(
         self, kind: str, run: Callable[[list[Any]], None], given: Any, comes: Sequence[Tensor] = ()
     ) -> _Entry:
         entry = self._entry(f"{kind} of ranks {self.ranks}")
-        copies = _hidden(comes, entry)
+        copies = _hide(comes, entry)
         what = entry.label
         if kind != "all_to_all":  # of which each rank has sizes of its own
-            what += f", {sum(one.numel() for one in comes)} elements"
+            what += f", {sum(tensor.numel() for tensor in comes)} elements"
         exchange = _Exchange(self.ranks, what, lambda by_rank: run([by_rank[rank] for rank in self.ranks]))
         self.world.post(entry, [((self.key,), exchange, (copies, given))])
         return entry
 
     def _transfer(self, entry: _Entry, peer: int, tensor: Tensor, sends: bool) -> Any:
         other = self.ranks[peer]
-        sender, receiver = (self.own, other) if sends else (other, self.own)
+        sender, receiver = (self.global_rank, other) if sends else (other, self.global_rank)
 
         def run(by_rank: dict[int, Any]) -> None:
             assert by_rank[sender].shape == by_rank[receiver].shape, (
@@ -235,7 +235,7 @@ class StreamOrder(dist.ProcessGroup):
             )
             by_rank[receiver].copy_(by_rank[sender])
 
-        given = tensor if sends else _hidden([tensor], entry)[0]
+        given = tensor if sends else _hide([tensor], entry)[0]
         exchange = _Exchange(tuple(sorted((sender, receiver))), f"message from {sender} to {receiver}", run)
         return (self.key, sender, receiver), exchange, given
 
@@ -251,10 +251,11 @@ class StreamOrder(dist.ProcessGroup):
 
     def batch(self, operations: Sequence[dist.P2POp]) -> list[_Entry]:
         """As one kernel of NCCL: all beside each other."""
-        entry = self._entry(f"messages with {sorted({self.ranks[one.group_peer] for one in operations})}")
-        sends = [one.op is dist.isend for one in operations]
+        entry = self._entry(f"messages with {sorted({self.ranks[operation.group_peer] for operation in operations})}")
+        sends = [operation.op is dist.isend for operation in operations]
         given = [
-            self._transfer(entry, one.group_peer, one.tensor, send) for one, send in zip(operations, sends, strict=True)
+            self._transfer(entry, operation.group_peer, operation.tensor, send)
+            for operation, send in zip(operations, sends, strict=True)
         ]
         self.world.post(entry, given)
         return [entry]
@@ -264,51 +265,51 @@ class StreamOrder(dist.ProcessGroup):
 
         def run(each: list[Any]) -> None:
             stacked = torch.stack([copies[0] for copies, _ in each])
-            found = stacked.amax(dim=0) if most else stacked.sum(dim=0)
+            result = stacked.amax(dim=0) if most else stacked.sum(dim=0)
             for copies, _ in each:
-                copies[0].copy_(found)
+                copies[0].copy_(result)
 
         return self._together("all_reduce", run, None, tensors)
 
-    def all_gather_single(self, out: Tensor, own: Tensor, opts: Any = None) -> _Entry:
+    def all_gather_single(self, out: Tensor, tensor: Tensor, opts: Any = None) -> _Entry:
         def run(each: list[Any]) -> None:
             whole = torch.cat([mine.reshape(-1) for _, mine in each])
             for copies, _ in each:
                 copies[0].view(-1).copy_(whole)
 
-        if own.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():  # in place, which NCCL allows
-            own = own.clone()
-        return self._together("all_gather", run, own, [out])
+        if tensor.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():  # in place, which NCCL allows
+            tensor = tensor.clone()
+        return self._together("all_gather", run, tensor, [out])
 
-    def reduce_scatter_single(self, out: Tensor, own: Tensor, opts: Any = None) -> _Entry:
+    def reduce_scatter_single(self, out: Tensor, tensor: Tensor, opts: Any = None) -> _Entry:
         def run(each: list[Any]) -> None:
             shares = torch.stack([mine.reshape(-1) for _, mine in each]).sum(dim=0).chunk(len(each))
             for (copies, _), share in zip(each, shares, strict=True):
                 copies[0].view(-1).copy_(share)
 
-        return self._together("reduce_scatter", run, own, [out])
+        return self._together("reduce_scatter", run, tensor, [out])
 
     def all_to_all_single(
-        self, out: Tensor, own: Tensor, out_sizes: list[int], own_sizes: list[int], opts: Any = None
+        self, out: Tensor, tensor: Tensor, out_sizes: list[int], own_sizes: list[int], opts: Any = None
     ) -> _Entry:
         def run(each: list[Any]) -> None:
             parts = [mine.split(sizes) for _, (mine, sizes) in each]
             for place, (copies, _) in enumerate(each):
                 copies[0].copy_(torch.cat([row[place] for row in parts]))
 
-        return self._together("all_to_all", run, (own, own_sizes), [out])
+        return self._together("all_to_all", run, (tensor, own_sizes), [out])
 
     def barrier(self, opts: Any = None) -> _Entry:
         return self._together("barrier", lambda each: None, None)
 
 
-def _hidden(comes: Sequence[Tensor], entry: _Entry) -> list[Tensor]:
+def _hide(comes: Sequence[Tensor], entry: _Entry) -> list[Tensor]:
     """Copies to fill instead of tensors that nobody may read yet."""
-    copies = [one.clone(memory_format=torch.contiguous_format) for one in comes]
-    for one, copy in zip(comes, copies, strict=True):
-        if one.is_floating_point():
-            one.fill_(torch.nan)
-        entry.late.append((one, copy))
+    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in comes]
+    for hidden, copy in zip(comes, copies, strict=True):
+        if hidden.is_floating_point():
+            hidden.fill_(torch.nan)
+        entry.late.append((hidden, copy))
     return copies
 
 
@@ -321,10 +322,10 @@ def _batch(operations: list[dist.P2POp]) -> list[_Entry]:
     return group.batch(operations)
 
 
-def _named(method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_label(method: Callable[..., Any]) -> Callable[..., Any]:
     """What the step is doing stands beside the name of what it enqueues."""
 
-    def named(self: Any, action: Any, *arguments: Any) -> Any:
+    def call(self: Any, action: Any, *arguments: Any) -> Any:
         doing, rank = _WORLD[0].doing, dist.get_rank()
         doing[rank] = str(action)
         try:
@@ -332,18 +333,18 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             del doing[rank]
 
-    return named
+    return call
 
 
 def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = True, lazy: bool = False) -> list[Any]:
     """What `work(rank)` returns on each rank of a world over `stream_order`. Raises HungError, and what ranks raise."""
-    world, found, store = World(size, one_queue, lazy), [None] * size, dist.HashStore()
+    world, results, store = World(size, one_queue, lazy), [None] * size, dist.HashStore()
 
     def rank(number: int) -> None:
         torch.set_num_threads(1)
         try:
             dist.init_process_group(NAME, store=store, rank=number, world_size=size)
-            found[number] = work(number)
+            results[number] = work(number)
             world.end(number)
         except BaseException as error:
             if not isinstance(error, HungError):
@@ -356,9 +357,11 @@ def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = Tru
     try:
         with (
             patch.object(dist, "batch_isend_irecv", _batch),
-            patch.multiple(StageMessages, send=_named(StageMessages.send), expect=_named(StageMessages.expect)),
-            patch.object(GradientSync, "start", _named(GradientSync.start)),
-            patch.object(WeightStore, "gather", _named(WeightStore.gather)),
+            patch.multiple(
+                StageMessages, send=_with_label(StageMessages.send), expect=_with_label(StageMessages.expect)
+            ),
+            patch.object(GradientSync, "start", _with_label(GradientSync.start)),
+            patch.object(WeightStore, "gather", _with_label(WeightStore.gather)),
         ):
             threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(size)]
             for thread in threads:
@@ -372,4 +375,4 @@ def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = Tru
     if world.failure is not None:
         raise world.failure
     assert not world.leftover()
-    return found
+    return results

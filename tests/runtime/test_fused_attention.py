@@ -12,22 +12,22 @@ from runtime.device import fused_attention, take_attention
 CPU = torch.device("cpu")
 
 
-def attended(q: torch.Tensor) -> torch.Tensor:
+def attend(q: torch.Tensor) -> torch.Tensor:
     with fused_attention(q.device, q.dtype, q.shape[-1]):
         return functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
 def test_elsewhere_torch_chooses() -> None:
     q = torch.randn(1, 2, 6, 8, dtype=torch.float64)
-    assert torch.equal(attended(q), functional.scaled_dot_product_attention(q, q, q, is_causal=True))
+    assert torch.equal(attend(q), functional.scaled_dot_product_attention(q, q, q, is_causal=True))
 
 
 def test_it_compiles_to_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice among kernels by priority too, which a CPU takes as any."""
     q = torch.randn(1, 2, 6, 8)
-    wanted = attended(q)
+    wanted = attend(q)
     monkeypatch.setattr(device, "has_flash_attention", lambda *facts: True)
-    compiled = torch.compile(attended, fullgraph=True, backend="eager")
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(q), wanted)
 
 

@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 WORDS = {"torch.cuda": "runtime/device.py", "nccl": "runtime/network.py", "gloo": "runtime/network.py"}
 
 
-def named(tree: ast.AST) -> Iterator[str]:
+def names(tree: ast.AST) -> Iterator[str]:
     """Dotted names, imports and texts of a module, in lower case; not its docstrings."""
-    said = {
+    docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -25,7 +25,7 @@ def named(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None) or ""
             yield from (f"{module}.{name.name}".strip(".").lower() for name in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value.lower()
 
 
@@ -34,7 +34,7 @@ def test_no_other_file_of_the_runtime_names(word: str) -> None:
     files = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "runtime").rglob("*.py")
-        if any(word in name for name in named(ast.parse(path.read_text(encoding="utf-8"))))
+        if any(word in name for name in names(ast.parse(path.read_text(encoding="utf-8"))))
     }
     assert files == {WORDS[word]}
 
@@ -44,8 +44,8 @@ def test_no_other_file_of_the_runtime_names(word: str) -> None:
     ["import torch.cuda", "from torch import cuda", "torch.cuda.synchronize()", "f('nccl')", "def f(): 'nccl', 1"],
 )
 def test_every_way_of_naming_is_seen(line: str) -> None:
-    assert any(word in name for word in WORDS for name in named(ast.parse(line)))
+    assert any(word in name for word in WORDS for name in names(ast.parse(line)))
 
 
 def test_what_a_docstring_says_does_not_count() -> None:
-    assert not any("nccl" in name for name in named(ast.parse("def f():\n    'As NCCL does.'\n    return 1")))
+    assert not any("nccl" in name for name in names(ast.parse("def f():\n    'As NCCL does.'\n    return 1")))

@@ -45,23 +45,23 @@ def test_messages_of_a_pair_keep_their_order(run: Any) -> None:
 
 def test_an_outbox_keeps_what_is_sent_until_it_has_arrived() -> None:
     def work(rank: int) -> list[bool]:
-        outbox, kept = Outbox(), []
+        outbox, checks = Outbox(), []
         if rank == 0:
             part = torch.ones(3)
             seen = weakref.ref(part)
             outbox.put(dist.isend(part, 1), part)  # type: ignore[arg-type]
             del part
             gc.collect()
-            kept.append(seen() is not None)
+            checks.append(seen() is not None)
             dist.barrier()
             outbox.finish()
             outbox.tensors()
             gc.collect()
-            kept.append(seen() is None)
+            checks.append(seen() is None)
         else:
             dist.barrier()  # only then
             dist.recv(torch.zeros(3), 0)
-        return kept
+        return checks
 
     assert run_ranks(2, work)[0] == [True, True]
 
@@ -83,11 +83,11 @@ def test_pairs_are_warmed_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("isend", "irecv"):
         original = getattr(dist, name)
 
-        def noted(part: Any, peer: int, *, group: Any = None, name: str = name, of: Any = original) -> Any:
+        def note(part: Any, peer: int, *, group: Any = None, name: str = name, of: Any = original) -> Any:
             used[dist.get_rank()].append((name, peer))
             return of(part, peer, group=group)
 
-        monkeypatch.setattr(dist, name, noted)
+        monkeypatch.setattr(dist, name, note)
     run_in_order(3, lambda rank: ProcessGroups([(0, 1, 2), (0, 2)], TIMEOUT_S, PAIRS))
     assert used == [[("irecv", 1)], [("isend", 0), ("isend", 2)], [("irecv", 1)]]
 
@@ -100,13 +100,13 @@ def test_the_first_step_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None
 
     def work(rank: int) -> list[float]:
         monkeypatch.setattr(network, "_first_s", lambda timeout_s, device: 2 * timeout_s)
-        groups, found = ProcessGroups([(0, 1), (1, 2)], TIMEOUT_S), []
-        own = dist.group.WORLD if rank == 2 else groups.of((0, 1))
+        groups, limits_s = ProcessGroups([(0, 1), (1, 2)], TIMEOUT_S), []
+        group = dist.group.WORLD if rank == 2 else groups.of((0, 1))
         for _ in range(2):
-            assert own is not None
-            found.append(own._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+            assert group is not None
+            limits_s.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
             groups.step_ended()
-        return found
+        return limits_s
 
     assert run_ranks(3, work) == [[2 * TIMEOUT_S, TIMEOUT_S]] * 2 + [[TIMEOUT_S, TIMEOUT_S]]
 

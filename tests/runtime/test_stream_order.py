@@ -24,7 +24,7 @@ def opposite(rank: int) -> list[float]:
     for work in works:
         assert work is not None
         work.wait()
-    return [float(one[0]) for one in x]
+    return [float(tensor[0]) for tensor in x]
 
 
 def test_groups_used_in_opposite_orders() -> None:
@@ -83,8 +83,8 @@ def test_both_send_and_then_receive_in_one_communicator() -> None:
             works = dist.batch_isend_irecv(operations)
         else:
             works = [dist.isend(x, 1 - rank, group=way), dist.irecv(y, 1 - rank, group=way)]
-        for one in works:
-            one.wait()
+        for handle in works:
+            handle.wait()
         return float(y[0])
 
     with pytest.raises(HungError, match="rank 0 waits for send to 1: rank 1 has it behind send to 0"):
@@ -123,21 +123,21 @@ def test_a_buffer_used_again_too_early_is_sent_as_it_is_then() -> None:
 
 def test_collectives_give_what_they_should() -> None:
     def work(rank: int) -> list[list[float]]:
-        own = torch.arange(3.0) + 10 * rank
-        most = own.clone()
+        values = torch.arange(3.0) + 10 * rank
+        most = values.clone()
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         whole, share, came = torch.zeros(9), torch.zeros(1), torch.zeros(3)
-        dist.all_gather_single(whole, own)
-        dist.reduce_scatter_single(share, own)
+        dist.all_gather_single(whole, values)
+        dist.reduce_scatter_single(share, values)
         sizes = [[1, 2, 0], [1, 1, 1], [1, 0, 2]]
-        dist.all_to_all_single(came, own, [row[rank] for row in sizes], sizes[rank])
-        return [one.tolist() for one in (most, whole, share, came)]
+        dist.all_to_all_single(came, values, [row[rank] for row in sizes], sizes[rank])
+        return [tensor.tolist() for tensor in (most, whole, share, came)]
 
-    found = run_in_order(3, work)
+    results = run_in_order(3, work)
     whole = [float(10 * rank + k) for rank in range(3) for k in range(3)]
-    for rank, (most, gathered, share, _) in enumerate(found):
+    for rank, (most, gathered, share, _) in enumerate(results):
         assert (most, gathered, share) == ([20.0, 21.0, 22.0], whole, [30.0 + 3 * rank])
-    assert [came for *_, came in found] == [[0.0, 10.0, 20.0], [1.0, 2.0, 11.0], [12.0, 21.0, 22.0]]
+    assert [came for *_, came in results] == [[0.0, 10.0, 20.0], [1.0, 2.0, 11.0], [12.0, 21.0, 22.0]]
 
 
 def test_a_rank_that_ends_early_and_one_that_fails() -> None:

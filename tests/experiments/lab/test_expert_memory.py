@@ -11,7 +11,7 @@ from hexiopt.problem.workload import RECOMPUTE_POLICIES, Workload
 from hexiopt.schedules.registry import GPIPE
 from tests.experiments.lab.test_memory_use import check_saved
 from tests.runtime.expert_plans import SHAPES, expert_model
-from tests.runtime.memory_cases import compared, even_plan, measured, problem_of
+from tests.runtime.memory_cases import compare, even_plan, measure, problem_of
 from tests.slow import slow_but
 
 SEQ_LEN, CLOSE = 64, 0.01
@@ -38,12 +38,12 @@ def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str
     what its backward makes to come when all layers are held, or a whole layer recomputed. Scores of attention with
     sinks and their exponentials, 64 MiB each at most, are not predicted: here all are held at once."""
     model, workload = expert_model(model_type, 3, **WIDTHS), Workload(2, SEQ_LEN, precision, routing="forced")
-    (found,) = compared(even_plan(model, GPIPE, policy, stages=1, batches=2), model, workload)
-    check_saved(found, close=0.03 if policy == "full" else CLOSE)
+    (comparison,) = compare(even_plan(model, GPIPE, policy, stages=1, batches=2), model, workload)
+    check_saved(comparison, close=0.03 if policy == "full" else CLOSE)
     attention = model.kinds[0].attention
     assert attention is not None
     scores_bytes = attention.sinks * 2 * attention.heads * SEQ_LEN**2 * 4
-    assert -0.03 <= (found.predicted.tensors + scores_bytes) / found.peak_bytes - 1 <= 0.1
+    assert -0.03 <= (comparison.predicted.tensors + scores_bytes) / comparison.peak_bytes - 1 <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_ranks_that_share_experts_hold_in_all_what_is_predicted(model_type: str,
     copies = [copy for executor in stage.executors for copy in executor.copies]
     ranks = zip(map(len, group.parameter_copies), copies, strict=True)
     predicted = sum(count * copy.memory.activations for count, copy in ranks)
-    held = [use.parts.activations for _, use in measured(plan, model, workload)]
+    held = [use.parts.activations for _, use in measure(plan, model, workload)]
     assert predicted == pytest.approx(
         sum(held), rel=0.02 if (model_type, cell) == ("gpt_oss", "one replica") else CLOSE
     )

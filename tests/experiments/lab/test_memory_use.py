@@ -19,7 +19,7 @@ from runtime.model.tensor_parallel import RankTpGroup
 from runtime.saved import label_saved
 from tests.conftest import STRESS
 from tests.runtime.expert_plans import expert_model
-from tests.runtime.memory_cases import LLAMA, Compared, compared, even_plan, measured
+from tests.runtime.memory_cases import LLAMA, Compared, compare, even_plan, measure
 from tests.runtime.model.test_decoder import tiny
 from tests.slow import slow_but
 
@@ -39,18 +39,26 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
-def check_all(found: list[Compared], rounding: float = 1e-12) -> None:
+def check_all(comparisons: list[Compared], rounding: float = 1e-12) -> None:
     """States to the byte, or a rounding of it; what the backward needs, closely."""
-    for one in found:
-        at = f"pipeline {one.pipeline}, stage {one.stage}"
+    for comparison in comparisons:
+        at = f"pipeline {comparison.pipeline}, stage {comparison.stage}"
         for part in STATES:
-            assert getattr(one.predicted, part) == pytest.approx(getattr(one.measured, part), rel=rounding), (at, part)
-        check_saved(one)
+            assert getattr(comparison.predicted, part) == pytest.approx(
+                getattr(comparison.measured, part), rel=rounding
+            ), (at, part)
+        check_saved(comparison)
 
 
-def check_saved(one: Compared, close: float = CLOSE) -> None:
+def check_saved(comparison: Compared, close: float = CLOSE) -> None:
     for part in ("activations", "logits"):
-        assert abs(one.off(part)) <= close, (one.pipeline, one.stage, part, one.predicted, one.measured)
+        assert abs(comparison.off(part)) <= close, (
+            comparison.pipeline,
+            comparison.stage,
+            part,
+            comparison.predicted,
+            comparison.measured,
+        )
 
 
 # ------------------------------------------------------------------ policies, schedules, positions
@@ -72,15 +80,15 @@ def test_every_policy_and_schedule_at_every_position(schedule: Schedule, policy:
     """Two stages with more micro-batches than they hold; under 1F1B also four."""
     chunks = 2 if schedule == INTERLEAVED else 1
     plan = even_plan(LLAMA, schedule, policy, chunks=chunks)
-    found = compared(plan, LLAMA, Workload(4, SEQ_LEN))
-    check_all(found)
-    assert found[0].measured.activations > found[1].measured.activations or schedule == GPIPE
+    comparisons = compare(plan, LLAMA, Workload(4, SEQ_LEN))
+    check_all(comparisons)
+    assert comparisons[0].measured.activations > comparisons[1].measured.activations or schedule == GPIPE
     if schedule == ONE_F_ONE_B:
-        check_all(compared(even_plan(LLAMA, schedule, policy, stages=4, batches=5), LLAMA, Workload(5, SEQ_LEN)))
+        check_all(compare(even_plan(LLAMA, schedule, policy, stages=4, batches=5), LLAMA, Workload(5, SEQ_LEN)))
     elif STRESS:
         deep = replace(LLAMA, num_layers=8)
         plan = even_plan(deep, schedule, policy, stages=4, batches=8, chunks=chunks)
-        check_all(compared(plan, deep, Workload(8, SEQ_LEN)))
+        check_all(compare(plan, deep, Workload(8, SEQ_LEN)))
 
 
 @pytest.mark.parametrize("policy", slow_but(("none",), RECOMPUTE_POLICIES))
@@ -90,7 +98,7 @@ def test_messages_in_8_bits_save_what_is_predicted(policy: str) -> None:
     plan, size = even_plan(LLAMA, policy=policy, stages=4, batches=5, size=4), 4
     message_bytes = size * SEQ_LEN * LLAMA.hidden_size * 2
     whole, small = (
-        compared(plan, LLAMA, Workload(5 * size, SEQ_LEN, message_precision=precision))
+        compare(plan, LLAMA, Workload(5 * size, SEQ_LEN, message_precision=precision))
         for precision in MESSAGE_PRECISIONS
     )
     check_all(small)
@@ -104,9 +112,9 @@ def test_messages_in_8_bits_save_what_is_predicted(policy: str) -> None:
 def test_gradients_in_8_bits_hold_what_is_predicted(zero: int) -> None:
     """What three pipelines send each other, and what comes: two thirds of all; predicted is the whole."""
     plan = even_plan(LLAMA, stages=1, pipelines=3, zero=zero)
-    for one in compared(plan, LLAMA, Workload(12, SEQ_LEN, gradient_precision="fp8")):
-        exact, sums = one.predicted.weights, one.predicted.gradients - one.predicted.weights
-        assert one.measured.gradients - exact == pytest.approx(2 / 3 * sums, rel=0.01)
+    for comparison in compare(plan, LLAMA, Workload(12, SEQ_LEN, gradient_precision="fp8")):
+        exact, sums = comparison.predicted.weights, comparison.predicted.gradients - comparison.predicted.weights
+        assert comparison.measured.gradients - exact == pytest.approx(2 / 3 * sums, rel=0.01)
 
 
 @pytest.mark.slow
@@ -116,7 +124,7 @@ def test_gradients_in_8_bits_hold_what_is_predicted(zero: int) -> None:
 def test_tensor_parallel_stages(schedule: Schedule, policy: str, tp: int) -> None:
     """Over three ranks, heads are 2, 1 and 1, columns 107, 107 and 106, and tokens 43, 43 and 42."""
     plan = even_plan(LLAMA, schedule, policy, tp=tp, batches=2, chunks=2 if schedule == INTERLEAVED else 1)
-    check_all(compared(plan, LLAMA, Workload(2, SEQ_LEN)))
+    check_all(compare(plan, LLAMA, Workload(2, SEQ_LEN)))
 
 
 @pytest.mark.parametrize("case", slow_but(("granite_swa",), ("granite_swa", "arcee", "youtu", "llama4_text")))
@@ -129,7 +137,7 @@ def test_kinds_of_layers(case: str) -> None:
     cases = {"granite_swa": windows, "youtu": latent | {"num_key_value_heads": 4}, "llama4_text": chunks}
     more = cases.get(case, {})
     model = tiny(case, **sizes | more, num_hidden_layers=4, max_position_embeddings=4096)
-    check_all(compared(even_plan(model), model, Workload(4, SEQ_LEN)))
+    check_all(compare(even_plan(model), model, Workload(4, SEQ_LEN)))
 
 
 @pytest.mark.parametrize("policy", slow_but(("none",), ("none", "selective")))
@@ -143,9 +151,9 @@ def test_experts_of_hybrids(case: str, policy: str) -> None:
         layers = tuple(kind.with_experts(wide) if kind.experts else kind for kind in model.layers)
         model = model.replace(layers=layers)
     plan = even_plan(model, policy=policy, stages=1)
-    (found,) = compared(plan, model, Workload(4, SEQ_LEN, "fp32", routing="forced"))
-    assert found.off("weights") == pytest.approx(0, abs=1e-4)
-    check_saved(found)
+    (comparison,) = compare(plan, model, Workload(4, SEQ_LEN, "fp32", routing="forced"))
+    assert comparison.off("weights") == pytest.approx(0, abs=1e-4)
+    check_saved(comparison)
 
 
 def test_policies_of_layers_and_unequal_stages() -> None:
@@ -155,7 +163,7 @@ def test_policies_of_layers_and_unequal_stages() -> None:
         replace(pipeline.stages[0], layers=((0, 3),), recompute=RECOMPUTE_POLICIES),
         replace(pipeline.stages[1], layers=((3, 4),), recompute=("full",)),
     )
-    check_all(compared(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
+    check_all(compare(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
 
 
 def test_layers_recomputed_together() -> None:
@@ -165,19 +173,19 @@ def test_layers_recomputed_together() -> None:
         replace(pipeline.stages[0], layers=((0, 3),), recompute=("full", "joined", "joined")),
         replace(pipeline.stages[1], layers=((3, 4),), recompute=("full",)),
     )
-    check_all(compared(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
+    check_all(compare(Plan((replace(pipeline, stages=stages),)), LLAMA, Workload(4, SEQ_LEN)))
     for tp in (1, 2):
         pipeline = even_plan(LLAMA, stages=1, tp=tp).pipelines[0]
         stage = replace(pipeline.stages[0], recompute=("full", "joined") * 2)
-        check_all(compared(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN)))
+        check_all(compare(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN)))
 
 
 def test_a_layer_recomputed_after_others_are_gone_takes_no_more_than_predicted() -> None:
     """The model adds what one layer recomputes to all that is stored, as if it were the last of its range."""
     pipeline = even_plan(LLAMA, stages=1).pipelines[0]
     stage = replace(pipeline.stages[0], recompute=("full", "none", "none", "none"))
-    (found,) = compared(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN))
-    assert 0 < found.off("activations") < 0.5
+    (comparison,) = compare(Plan((replace(pipeline, stages=(stage,)),)), LLAMA, Workload(4, SEQ_LEN))
+    assert 0 < comparison.off("activations") < 0.5
 
 
 # ------------------------------------------------------------------ models, widths, micro-batches, ZeRO
@@ -211,16 +219,16 @@ def test_one_stage_of_every_model(
     """Where nothing is sent, all tensors that exist at once are those of the prediction, closely."""
     model, workload = MODELS[name], Workload(2 * size, SEQ_LEN, precision=precision, gradient_bytes=gradient_bytes)
     plan = even_plan(model, GPIPE, policy, stages=1, tp=tp, batches=2, size=size)
-    (found,) = compared(plan, model, workload)
-    check_all([found])
+    (comparison,) = compare(plan, model, workload)
+    check_all([comparison])
     tables = SEQ_LEN * 2 * model.head_dim * workload.element_bytes
-    assert found.measured.buffers == tables
+    assert comparison.measured.buffers == tables
     messages = 4 * size * SEQ_LEN // tp * model.hidden_size * workload.element_bytes
     gathered = 2 * size * SEQ_LEN * model.hidden_size * workload.element_bytes * (tp > 1)
-    assert found.predicted.buffers == tables + messages + gathered
-    tensors = found.predicted.tensors
+    assert comparison.predicted.buffers == tables + messages + gathered
+    tensors = comparison.predicted.tensors
     # Messages are none here, and what is let go of in a backward makes room for what it needs for a moment.
-    assert -0.03 <= tensors / found.peak_bytes - 1 <= 0.1
+    assert -0.03 <= tensors / comparison.peak_bytes - 1 <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -241,13 +249,13 @@ def test_a_loss_in_chunks_holds_what_is_predicted(name: str, tp: int, size: int,
     whole = Workload(2 * size, SEQ_LEN, precision=precision)
     chunked = replace(whole, loss_chunk_tokens=chunk)
     plan = even_plan(model, GPIPE, stages=1, tp=tp, batches=2, size=size)
-    (found,) = compared(plan, model, chunked)
-    check_all([found])
-    tensors = found.predicted.tensors
-    assert -0.03 <= tensors / found.peak_bytes - 1 <= 0.12
+    (comparison,) = compare(plan, model, chunked)
+    check_all([comparison])
+    tensors = comparison.predicted.tensors
+    assert -0.03 <= tensors / comparison.peak_bytes - 1 <= 0.12
     if chunk <= 50:
-        (before,) = compared(plan, model, whole)
-        assert found.peak_bytes < before.peak_bytes
+        (before,) = compare(plan, model, whole)
+        assert comparison.peak_bytes < before.peak_bytes
 
 
 def test_one_chunk_has_logits_at_once() -> None:
@@ -256,39 +264,43 @@ def test_one_chunk_has_logits_at_once() -> None:
     x, head = torch.ones(tokens, 1, hidden, dtype=torch.bfloat16), torch.ones(rows, hidden, dtype=torch.bfloat16)
     labels, tp = torch.zeros(tokens, 1, dtype=torch.int64), RankTpGroup(0, ((0, tokens),))
     states = States((x.requires_grad_(), head.requires_grad_()), (), (), (), ())
-    found = memory_use(
+    memory = memory_use(
         states,
         torch.device("cpu"),
         lambda: chunked_cross_entropy(x, head, labels, (0, rows), tp, chunk),
         lambda: 0,
     )
     gradients, small = x.nbytes + head.nbytes, 4096
-    assert found.peak_bytes <= 2 * gradients + chunk * rows * (2 + 4) + small
+    assert memory.peak_bytes <= 2 * gradients + chunk * rows * (2 + 4) + small
 
 
 @pytest.mark.parametrize("precision", slow_but(("bf16",), ("bf16", "fp32")))
 def test_sharded_states(precision: str) -> None:
     """Two pipelines, each with half of every master and moment; gradients and weights whole."""
     plan = even_plan(LLAMA, stages=2, pipelines=2, batches=2, zero=1)
-    check_all(compared(plan, LLAMA, Workload(4, SEQ_LEN, precision=precision)))
+    check_all(compare(plan, LLAMA, Workload(4, SEQ_LEN, precision=precision)))
 
 
 @pytest.mark.slow
 def test_norms_that_more_ranks_share_than_pipelines_are_fewer_than_predicted() -> None:
     """They are spread over TP groups too: exactly that is predicted too much."""
     shared = LLAMA.num_layers * LLAMA.layer.vectors.whole + LLAMA.final_norm_params
-    for one in compared(even_plan(LLAMA, stages=1, tp=2, pipelines=2, batches=2, zero=1), LLAMA, Workload(4, SEQ_LEN)):
+    for comparison in compare(
+        even_plan(LLAMA, stages=1, tp=2, pipelines=2, batches=2, zero=1), LLAMA, Workload(4, SEQ_LEN)
+    ):
         for part in ("weights", "gradients"):
-            assert getattr(one.predicted, part) == getattr(one.measured, part)
+            assert getattr(comparison.predicted, part) == getattr(comparison.measured, part)
         for part, width in (("master", 4), ("optimizer", 8)):
-            assert getattr(one.predicted, part) - getattr(one.measured, part) == width * shared * (1 / 2 - 1 / 4)
-        check_saved(one)
+            assert getattr(comparison.predicted, part) - getattr(comparison.measured, part) == width * shared * (
+                1 / 2 - 1 / 4
+            )
+        check_saved(comparison)
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), slow_but([(2, 1)], [(2, 1), (4, 1), (2, 2)]))
 def test_a_tied_matrix_is_spread_over_both_ends(stages: int, pipelines: int) -> None:
     plan = even_plan(MODELS["tied"], stages=stages, pipelines=pipelines, batches=4 // pipelines, zero=1)
-    check_all(compared(plan, MODELS["tied"], Workload(4, SEQ_LEN)))
+    check_all(compare(plan, MODELS["tied"], Workload(4, SEQ_LEN)))
 
 
 @pytest.mark.slow
@@ -296,8 +308,8 @@ def test_a_tied_matrix_is_spread_over_both_ends(stages: int, pipelines: int) -> 
 def test_a_tied_matrix_is_spread_over_the_ends_of_unequal_pipelines(groups: str | tuple[tuple[int, ...], ...]) -> None:
     """One of two stages, and one of a single stage, whose end is both; three do not divide the matrix evenly."""
     stages = (Stage.of((0,), 0, 2), Stage.of((1,), 2, 4)), (Stage.of((2,), 0, 4),)
-    plan = Plan(tuple(Pipeline(own, 2) for own in stages), ONE_F_ONE_B, Sharding(1, groups))
-    check_all(compared(plan, MODELS["tied"], Workload(4, SEQ_LEN)), rounding=1e-4)
+    plan = Plan(tuple(Pipeline(pipeline_stages, 2) for pipeline_stages in stages), ONE_F_ONE_B, Sharding(1, groups))
+    check_all(compare(plan, MODELS["tied"], Workload(4, SEQ_LEN)), rounding=1e-4)
 
 
 LOCKSTEP = [
@@ -320,22 +332,25 @@ def test_units_whole_beside_shards(
     """Under ZeRO-2 gradients, under ZeRO-3 weights too, of two units at most: to the byte."""
     model = MODELS[name]
     plan = even_plan(model, stages=stages, pipelines=pipelines, batches=2, zero=zero)
-    found = compared(plan, model, Workload(2 * pipelines, SEQ_LEN, precision=precision, gradient_bytes=width))
-    check_all(found)
+    comparisons = compare(plan, model, Workload(2 * pipelines, SEQ_LEN, precision=precision, gradient_bytes=width))
+    check_all(comparisons)
     if stages == 1:
-        tensors = found[0].predicted.tensors
-        assert -0.03 <= tensors / found[0].peak_bytes - 1 <= 0.1
+        tensors = comparisons[0].predicted.tensors
+        assert -0.03 <= tensors / comparisons[0].peak_bytes - 1 <= 0.1
 
 
 @pytest.mark.slow
 def test_units_whole_beside_shards_with_tensor_parallelism() -> None:
     """Norms are spread over TP groups too, as under ZeRO-1."""
     shared = LLAMA.layer.vectors.whole * 2
-    for one in compared(even_plan(LLAMA, tp=2, pipelines=2, batches=2, zero=3), LLAMA, Workload(4, SEQ_LEN)):
-        assert (one.predicted.weights, one.predicted.gradients) == (one.measured.weights, one.measured.gradients)
-        norms = shared + one.stage * LLAMA.final_norm_params
-        assert one.predicted.master - one.measured.master == 4 * norms * (1 / 2 - 1 / 4)
-        check_saved(one)
+    for comparison in compare(even_plan(LLAMA, tp=2, pipelines=2, batches=2, zero=3), LLAMA, Workload(4, SEQ_LEN)):
+        assert (comparison.predicted.weights, comparison.predicted.gradients) == (
+            comparison.measured.weights,
+            comparison.measured.gradients,
+        )
+        norms = shared + comparison.stage * LLAMA.final_norm_params
+        assert comparison.predicted.master - comparison.measured.master == 4 * norms * (1 / 2 - 1 / 4)
+        check_saved(comparison)
 
 
 # ------------------------------------------------------------------ sequence layouts
@@ -349,7 +364,7 @@ def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_o
     its own tokens of all heads, as they come back from an all-to-all. What is recomputed alone is less than what the
     backward of an MLP has let go of before."""
     stage = Stage(UNEVEN, ((0, 4),), (policy,))
-    ranks = [one for _, one in measured(Plan((Pipeline((stage,), 2),)), LLAMA, Workload(2, SEQ_LEN))]
+    ranks = [memory for _, memory in measure(Plan((Pipeline((stage,), 2),)), LLAMA, Workload(2, SEQ_LEN))]
     width = 2 * LLAMA.head_dim  # of a head, in BF16
 
     def attention(tokens: int, heads: int, kv_heads: int) -> int:
@@ -358,15 +373,19 @@ def test_sequence_layouts_save_what_a_stage_of_their_tokens_does_and_attention_o
 
     layers = {"none": 4, "selective": 0, "full": 1}[policy]
     plain = even_plan(LLAMA, policy=policy, stages=1, batches=2)
-    ((_, alone),) = measured(plain, LLAMA, Workload(2, UNEVEN.groups[0].tokens[0]))
-    for one, own, group, heads, kv_heads in zip(ranks, (60, 20, 48), (80, 80, 48), (3, 1, 4), (2, 1, 2), strict=True):
+    ((_, alone),) = measure(plain, LLAMA, Workload(2, UNEVEN.groups[0].tokens[0]))
+    for rank, num_tokens, group, heads, kv_heads in zip(
+        ranks, (60, 20, 48), (80, 80, 48), (3, 1, 4), (2, 1, 2), strict=True
+    ):
         more = 0
-        if group > own:
-            more = layers * (attention(group, heads, kv_heads) - attention(own, 4, 2) + own * 4 * width)
-        assert one.parts.activations == pytest.approx(alone.parts.activations * own / 60 + more, rel=CLOSE)
-        assert one.parts.logits == alone.parts.logits * own / 60
-        assert (one.parts.weights, one.parts.gradients) == (alone.parts.weights, alone.parts.gradients)
-        assert one.parts.buffers == alone.parts.buffers * own / 60 + (2 * 8 * group if group > own else 0)
+        if group > num_tokens:
+            more = layers * (attention(group, heads, kv_heads) - attention(num_tokens, 4, 2) + num_tokens * 4 * width)
+        assert rank.parts.activations == pytest.approx(alone.parts.activations * num_tokens / 60 + more, rel=CLOSE)
+        assert rank.parts.logits == alone.parts.logits * num_tokens / 60
+        assert (rank.parts.weights, rank.parts.gradients) == (alone.parts.weights, alone.parts.gradients)
+        assert rank.parts.buffers == alone.parts.buffers * num_tokens / 60 + (
+            2 * 8 * group if group > num_tokens else 0
+        )
 
 
 # ------------------------------------------------------------------ the measurement itself
@@ -388,9 +407,9 @@ def test_saved_storages_count_once_and_weights_not_at_all() -> None:
         w = y.exp()  # keeps what it makes
         (w.sum() + z).backward()  # type: ignore[no-untyped-call]
 
-    found = parts_of(compute)
-    assert found.activations == 4 * (20 * 10 + 20 * 30)
-    assert (found.weights, found.buffers, found.logits) == (4 * 300, 40, 0)
+    parts = parts_of(compute)
+    assert parts.activations == 4 * (20 * 10 + 20 * 30)
+    assert (parts.weights, parts.buffers, parts.logits) == (4 * 300, 40, 0)
 
 
 def test_what_backwards_have_used_is_not_held() -> None:
@@ -409,8 +428,8 @@ def test_parts_are_told_apart_with_what_is_beside_them() -> None:
             z = y.exp()
         z.sum().backward()  # type: ignore[no-untyped-call]
 
-    found = parts_of(compute)
-    assert (found.activations, found.logits) == (4 * 200, 4 * (600 + 600))
+    parts = parts_of(compute)
+    assert (parts.activations, parts.logits) == (4 * 200, 4 * (600 + 600))
 
 
 def test_the_peak_counts_every_tensor_while_it_lives() -> None:

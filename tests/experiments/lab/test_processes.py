@@ -22,17 +22,17 @@ from runtime.network import join_world
 STATE = {"touched": False}
 
 
-def touched(tell: Callable[[str], None]) -> bool:
+def is_touched(tell: Callable[[str], None]) -> bool:
     return STATE["touched"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
 def test_a_process_inherits_nothing(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setitem(STATE, "touched", True)
-    assert run_processes(1, device, touched) == [False]
+    assert run_processes(1, device, is_touched) == [False]
 
 
-def summed(tell: Callable[[str], None], addend: int) -> int:
+def sum_ranks(tell: Callable[[str], None], addend: int) -> int:
     place = torchrun_place()
     assert place is not None
     join_world(take_device("cpu", place.local, place.num_local), place.rank, place.size, 60.0, address=place.master)
@@ -45,7 +45,7 @@ def summed(tell: Callable[[str], None], addend: int) -> int:
 def test_processes_meet_and_are_heard() -> None:
     lines: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    assert run_processes(3, "cpu", summed, 10, tell=lines.append) == [33, 33, 33]
+    assert run_processes(3, "cpu", sum_ranks, 10, tell=lines.append) == [33, 33, 33]
     assert sorted(lines) == ["rank 0 of 3", "rank 1 of 3", "rank 2 of 3"]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -81,7 +81,7 @@ def test_one_that_fails_ends_all(how: str, reason: str, capfd: pytest.CaptureFix
 def test_measuring_touches_cuda_in_its_processes_only(monkeypatch: pytest.MonkeyPatch, gpus: int, device: str) -> None:
     started: list[tuple[int, str]] = []
 
-    def recorded(count: int, device: str, *arguments: Any, **more: Any) -> list[str]:
+    def record(count: int, device: str, *arguments: Any, **more: Any) -> list[str]:
         started.append((count, device))
         return ["refused"]
 
@@ -91,7 +91,7 @@ def test_measuring_touches_cuda_in_its_processes_only(monkeypatch: pytest.Monkey
     def check(devices: Sequence[Device]) -> None:
         raise AssertionError("checked in the processes")
 
-    monkeypatch.setattr(local, "run_processes", recorded)
+    monkeypatch.setattr(local, "run_processes", record)
     monkeypatch.setattr(local, "num_gpus", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", refuse)
     monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)

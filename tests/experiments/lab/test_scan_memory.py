@@ -16,7 +16,7 @@ from runtime.model.functions import recompute
 from runtime.model.recurrent_part import RecurrentPart
 from runtime.model.tensor_parallel import RankTpGroup
 from tests.experiments.lab.test_memory_use import check_all
-from tests.runtime.memory_cases import compared, even_plan
+from tests.runtime.memory_cases import compare, even_plan
 from tests.runtime.model.test_decoder import tiny
 from tests.slow import slow_but
 
@@ -83,31 +83,31 @@ def test_a_backward_holds_what_is_predicted(
     for name in ("dt_bias", "A_log", "D"):
         whole[name] = torch.rand(heads)
     whole["norm.weight"] = torch.rand(value if delta else heads * value)
-    own = {f"{RECURRENT}.{name}": nn.Parameter(values.to(dtype)) for name, values in whole.items()}
+    weights = {f"{RECURRENT}.{name}": nn.Parameter(values.to(dtype)) for name, values in whole.items()}
     widths |= {"z": heads * value, "step": heads, "write": heads}
     names = [name for name, *_ in recurrent_projections(part)]
     inputs = [torch.rand(length, samples, widths[name], dtype=dtype, requires_grad=True) for name in names]
     tp = RankTpGroup(0, ((0, length),))
-    mixed = partial(RecurrentPart(part, RankShard(), execution_of(MODELS["bamba"]), 1e-5, tp)._mix, own)
-    for tensor in (*own.values(), *inputs):
+    mixed = partial(RecurrentPart(part, RankShard(), execution_of(MODELS["bamba"]), 1e-5, tp)._mix, weights)
+    for tensor in (*weights.values(), *inputs):
         tensor.grad = torch.zeros_like(tensor)
-    lasting = [tensor for leaf in (*own.values(), *inputs) for tensor in (leaf, leaf.grad) if tensor is not None]
+    lasting = [tensor for leaf in (*weights.values(), *inputs) for tensor in (leaf, leaf.grad) if tensor is not None]
     states = States(tuple(lasting), (), (), (), ())
 
     def compute() -> None:
         output = recompute(mixed, *inputs)
         output.backward(torch.ones_like(output))
 
-    found = memory_use(states, torch.device("cpu"), compute, lambda: 0)
+    memory = memory_use(states, torch.device("cpu"), compute, lambda: 0)
     scanned = samples * -(-length // chunk) * chunk
     statistics = heads if delta else groups
     exact = heads * (part.scan_elements + value) + statistics
     predicted = scanned * (4 * exact + dtype.itemsize * (heads * value + 2 * groups * key))
-    held = found.parts.activations
+    held = memory.parts.activations
     assert predicted == pytest.approx(held, rel=0.3 if length % chunk else CLOSE)
     if dtype != torch.bfloat16:
         return
-    peak_bytes = found.peak_bytes - sum(states.bytes_of().values())
+    peak_bytes = memory.peak_bytes - sum(states.bytes_of().values())
     predicted += scanned * heads * 4 * part.moment_elements
     assert -0.05 <= predicted / peak_bytes - 1 <= (0.4 if length % chunk else 0.14)
 
@@ -116,13 +116,13 @@ def test_a_backward_holds_what_is_predicted(
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_with_recurrences_hold_what_is_predicted(name: str, policy: str) -> None:
     model = MODELS[name]
-    check_all(compared(even_plan(model, policy=policy), model, Workload(4, 128)))
+    check_all(compare(even_plan(model, policy=policy), model, Workload(4, 128)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_all_that_exists_at_once_is_what_is_predicted(name: str) -> None:
     model = MODELS[name]
-    (found,) = compared(even_plan(model, GPIPE, stages=1, batches=2), model, Workload(2, 128))
-    check_all([found])
-    assert -0.03 <= found.predicted.tensors / found.peak_bytes - 1 <= 0.1
+    (comparison,) = compare(even_plan(model, GPIPE, stages=1, batches=2), model, Workload(2, 128))
+    check_all([comparison])
+    assert -0.03 <= comparison.predicted.tensors / comparison.peak_bytes - 1 <= 0.1

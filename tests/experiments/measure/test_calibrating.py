@@ -25,42 +25,46 @@ def plans(gpus: hx.Cluster = GPUS) -> list[hx.PlacedPlan]:
     problem, half = Problem(gpus, TINY, BATCH_OF_4, SMALL_SPACE), TINY.num_layers // 2
     chain = Pipeline((Stage.of((0, 1), 0, half), Stage.of((2, 3), half, TINY.num_layers)), 4)
     apart = [Pipeline((Stage.of((device,), 0, TINY.num_layers),), 2) for device in (0, 2)]
-    return [hx.PlacedPlan.of(problem, Plan(own, sharding=Sharding(1))) for own in ((chain,), tuple(apart))]
+    return [hx.PlacedPlan.of(problem, Plan(pipelines, sharding=Sharding(1))) for pipelines in ((chain,), tuple(apart))]
 
 
-def measured(plan: hx.PlacedPlan, truth: Calibration, devices: bool = True) -> MeasuredRun:
+def measure(plan: hx.PlacedPlan, truth: Calibration, devices: bool = True) -> MeasuredRun:
     step_s, device_s = predict(MeasuredRun("run", plan, 0.0, {}), truth)
     return MeasuredRun("run", plan, step_s, device_s if devices else {})
 
 
 def test_the_fit_finds_the_factors_that_made_the_figures() -> None:
-    found = fit([measured(plan, TRUTH) for plan in plans()], "two runs")
-    assert found.source == "two runs"
+    calibration = fit([measure(plan, TRUTH) for plan in plans()], "two runs")
+    assert calibration.source == "two runs"
     for name, factor in TRUTH.factors.items():
-        assert found.factors[name] == pytest.approx(factor, rel=0.05), name
+        assert calibration.factors[name] == pytest.approx(factor, rel=0.05), name
 
 
 def test_step_times_alone_are_met_and_tell_little_else() -> None:
     """One number fits: devices that no run has used stay as they are, and so do links."""
-    (run,) = (measured(plan, Calibration({"fast": 0.5, "slow": 0.5}), devices=False) for plan in plans()[:1])
-    found = fit([run], "a log")
-    assert predict(run, found)[0] == pytest.approx(run.step_s, rel=0.01)
-    assert set(found.compute) == {"fast", "slow"}
+    (run,) = (measure(plan, Calibration({"fast": 0.5, "slow": 0.5}), devices=False) for plan in plans()[:1])
+    calibration = fit([run], "a log")
+    assert predict(run, calibration)[0] == pytest.approx(run.step_s, rel=0.01)
+    assert set(calibration.compute) == {"fast", "slow"}
 
 
 def test_a_calibrated_cluster_has_the_factors_in_its_figures_once(tmp_path: Path) -> None:
     (tmp_path / "calibration.yaml").write_text(calibration_text(TRUTH, ["by a test"]))
     stated = cluster_to_dict(GPUS) | {"calibration": "calibration.yaml"}
-    found = cluster_from_section(Section(stated, "my.yaml"), tmp_path)
-    assert found == TRUTH.apply_to(GPUS)
-    assert found.machines[1].nic_bandwidth_bytes_per_s == pytest.approx(0.6 * 0.1e9)
-    assert found.machines[0].intra_bandwidth_bytes_per_s == pytest.approx(0.9 * 25e9)
-    again = cluster_from_section(Section(json.loads(json.dumps(cluster_to_dict(found))), "plan.json"))
+    calibrated_cluster = cluster_from_section(Section(stated, "my.yaml"), tmp_path)
+    assert calibrated_cluster == TRUTH.apply_to(GPUS)
+    assert calibrated_cluster.machines[1].nic_bandwidth_bytes_per_s == pytest.approx(0.6 * 0.1e9)
+    assert calibrated_cluster.machines[0].intra_bandwidth_bytes_per_s == pytest.approx(0.9 * 25e9)
+    again = cluster_from_section(Section(json.loads(json.dumps(cluster_to_dict(calibrated_cluster))), "plan.json"))
     assert calibration_of(again) == TRUTH
-    assert again.machines[0].gpu.efficiency == found.machines[0].gpu.efficiency
-    assert again.machines[0].nic_bandwidth_bytes_per_s == pytest.approx(found.machines[0].nic_bandwidth_bytes_per_s)
+    assert again.machines[0].gpu.efficiency == calibrated_cluster.machines[0].gpu.efficiency
+    assert again.machines[0].nic_bandwidth_bytes_per_s == pytest.approx(
+        calibrated_cluster.machines[0].nic_bandwidth_bytes_per_s
+    )
     # What is fitted to runs on it is said of the cluster without any.
-    further = fit([measured(plan, Calibration({"fast": 0.5, "slow": 1.0})) for plan in plans(found)], "later")
+    further = fit(
+        [measure(plan, Calibration({"fast": 0.5, "slow": 1.0})) for plan in plans(calibrated_cluster)], "later"
+    )
     assert further.compute["fast"] == pytest.approx(0.4, rel=0.05)
     (tmp_path / "calibration.yaml").write_text("between: -1\n")
     with pytest.raises(hx.InputError, match=r"calibration\.yaml: between: -1 is out of range"):

@@ -15,12 +15,12 @@ BOTH = {"toy, 2 pipelines of 2 stages, ZeRO-1", "toy, 2 interleaved stages"}
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_launch_orders_are_tried_with_and_without(gpus: int) -> None:
     trials = order_trials(cluster(("a", "fast", gpus)), gpus)
-    assert {one.plan.name for one in trials if not one.launch_order} == BOTH
-    assert {one.name for one in trials} >= BOTH | {f"{name}, no launch order" for name in BOTH}
-    assert len({one.name for one in trials}) == len(trials) == (4 if gpus > 1 else 13)
-    for one in trials:
-        assert one.plan.problem.model == toy_model(), one.name
-        assert not check(one.plan.problem, one.plan.plan), one.name
+    assert {trial.plan.name for trial in trials if not trial.launch_order} == BOTH
+    assert {trial.name for trial in trials} >= BOTH | {f"{name}, no launch order" for name in BOTH}
+    assert len({trial.name for trial in trials}) == len(trials) == (4 if gpus > 1 else 13)
+    for order_trial in trials:
+        assert order_trial.plan.problem.model == toy_model(), order_trial.name
+        assert not check(order_trial.plan.problem, order_trial.plan.plan), order_trial.name
 
 
 def test_gloo_has_no_launch_order() -> None:

@@ -19,7 +19,7 @@ def profile(devices: int, tflops: float = 0.05) -> hx.Cluster:
 def test_every_device_is_a_measured_one_and_keeps_its_name() -> None:
     here = on_profiled(PROBLEM, PLAN, profile(3))
     assert {machine.gpu.name for machine in here.cluster.machines} == {"mine"}
-    names = [[one.cluster.device_name(d) for d in range(6)] for one in (here, PROBLEM)]
+    names = [[problem.cluster.device_name(d) for d in range(6)] for problem in (here, PROBLEM)]
     assert names[0] == names[1]
     assert {machine.nic_bandwidth_bytes_per_s for machine in here.cluster.machines} == {0.3e9}
     slow, fast = (hx.price(on_profiled(PROBLEM, PLAN, profile(3, tflops)), PLAN) for tflops in (0.05, 0.1))

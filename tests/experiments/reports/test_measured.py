@@ -52,7 +52,9 @@ def test_a_row_for_each_replica_with_its_devices_in_the_order_of_the_plan() -> N
     assert first.split()[:3] == ["0·0.0", f"{name(1)},", name(0)]
     assert second.split()[:2] == ["0·0.1", name(2)]
     assert [line.split()[-3] for line in (first, second)] == ["250.0", "100.0"], "ms of the two micro-batches"
-    each = [milliseconds(one.forward_s + one.backward_s) for one in cost.pipelines[0].stages[0].executors]
+    each = [
+        milliseconds(executor.forward_s + executor.backward_s) for executor in cost.pipelines[0].stages[0].executors
+    ]
     assert [line.split()[-4] for line in (first, second)] == each
 
 

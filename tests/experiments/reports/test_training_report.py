@@ -13,16 +13,16 @@ STEPS = [TrainedStep(k, 5.0 - 0.1 * k, 1.0, 0.5, 1000.0, 0.1) for k in range(1, 
 VALIDATED = [ValidatedStep(10, 4.25), ValidatedStep(20, 3.125)]
 
 
-def printed(validated: list[ValidatedStep]) -> str:
+def table_text(validated: list[ValidatedStep]) -> str:
     console = Console(width=80, file=StringIO(), record=True)
     console.print(training_table(STEPS, validated, 0.25, "the plan's GPUs"))
     return console.export_text()
 
 
 def test_a_table() -> None:
-    assert "4.2500 → 3.1250 nats per token" in printed(VALIDATED)
-    assert "validation" not in printed([])
-    assert "4.9000 → 3.0000 nats per token" in printed([])
+    assert "4.2500 → 3.1250 nats per token" in table_text(VALIDATED)
+    assert "validation" not in table_text([])
+    assert "4.9000 → 3.0000 nats per token" in table_text([])
 
 
 @pytest.mark.parametrize("num_steps", [1, 20])

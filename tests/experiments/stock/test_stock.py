@@ -15,6 +15,6 @@ from experiments.stock.turns import OURS, STOCK, take_turns
     ],
 )
 def test_both_ways_begin_with_the_same_loss(module: object) -> None:
-    found = take_turns(module.SIZE, module.ways_of, 2, 2)  # type: ignore[attr-defined]
-    assert found.first_loss[OURS] == pytest.approx(found.first_loss[STOCK], rel=1e-5)
-    assert found.ratio > 0
+    comparison = take_turns(module.SIZE, module.ways_of, 2, 2)  # type: ignore[attr-defined]
+    assert comparison.first_loss[OURS] == pytest.approx(comparison.first_loss[STOCK], rel=1e-5)
+    assert comparison.ratio > 0

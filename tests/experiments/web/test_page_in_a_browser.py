@@ -43,7 +43,7 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def planned(browser: Any, address: str) -> Opened:
+def plan_tab(browser: Any, address: str) -> Opened:
     """A tab with a plan, asked for from the keyboard alone."""
     opened = Opened(browser, address + QUICK, viewport={"width": 1360, "height": 1000})
     page = opened.page
@@ -55,8 +55,8 @@ def planned(browser: Any, address: str) -> Opened:
     return opened
 
 
-def test_a_plan_has_bars_comparisons_files_and_our_report(planned: Opened) -> None:
-    page = planned.page
+def test_a_plan_has_bars_comparisons_files_and_our_report(plan_tab: Opened) -> None:
+    page = plan_tab.page
     assert page.locator(".bar").count() >= 1
     labels = page.locator("#lines dt").all_inner_texts()
     assert labels == ["speed", "limits", "plan", "beside", "reason"]
@@ -72,41 +72,41 @@ def test_a_plan_has_bars_comparisons_files_and_our_report(planned: Opened) -> No
     assert download.value.suggested_filename == "plan.json"
 
 
-def test_nothing_is_asked_of_others_and_nothing_complained_of(planned: Opened, address: str) -> None:
-    planned.page.frame_locator("iframe").locator("h1").wait_for()
-    assert planned.complaints == []
+def test_nothing_is_asked_of_others_and_nothing_complained_of(plan_tab: Opened, address: str) -> None:
+    plan_tab.page.frame_locator("iframe").locator("h1").wait_for()
+    assert plan_tab.complaints == []
     home = address.partition("?")[0]
-    assert [url for url in planned.requests if not url.startswith((home, "data:,"))] == []
+    assert [url for url in plan_tab.requests if not url.startswith((home, "data:,"))] == []
 
 
-def test_the_report_can_ask_for_nothing(planned: Opened) -> None:
-    frame = planned.page.frames[1]
+def test_the_report_can_ask_for_nothing(plan_tab: Opened) -> None:
+    frame = plan_tab.page.frames[1]
     assert frame.evaluate("origin") == "null"
     denied = "fetch('/').then(() => 'answered', () => 'denied')"
     assert frame.evaluate(denied) == "denied"
-    planned.complaints.clear()  # which Chromium makes of it
+    plan_tab.complaints.clear()  # which Chromium makes of it
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1360])
-def test_it_fits_phones_and_text_stands_out(planned: Opened, width: int, scheme: str) -> None:
-    planned.page.emulate_media(color_scheme=scheme)
-    planned.page.set_viewport_size({"width": width, "height": 840})
-    assert planned.overflow() <= 0
-    least, where = planned.page.evaluate(CONTRAST)
+def test_it_fits_phones_and_text_stands_out(plan_tab: Opened, width: int, scheme: str) -> None:
+    plan_tab.page.emulate_media(color_scheme=scheme)
+    plan_tab.page.set_viewport_size({"width": width, "height": 840})
+    assert plan_tab.overflow() <= 0
+    least, where = plan_tab.page.evaluate(CONTRAST)
     assert least >= 4.5, where
 
 
-def test_every_control_has_a_name(planned: Opened) -> None:
-    nameless = planned.page.evaluate(
+def test_every_control_has_a_name(plan_tab: Opened) -> None:
+    nameless = plan_tab.page.evaluate(
         "[...document.querySelectorAll('input, select, button, iframe')].filter(e => !(e.labels && e.labels.length) &&"
         " !e.ariaLabel && !e.title && !e.textContent.trim()).length"
     )
     assert nameless == 0
 
 
-def test_the_address_keeps_the_form_but_no_token(planned: Opened, browser: Any, address: str) -> None:
-    url = planned.page.url
+def test_the_address_keeps_the_form_but_no_token(plan_tab: Opened, browser: Any, address: str) -> None:
+    url = plan_tab.page.url
     assert "token" not in url
     again = Opened(browser, address + url[url.index("#") :])
     assert again.page.get_by_label("Tokens a sequence").input_value() == "1024"

@@ -26,12 +26,12 @@ ASKED: dict[str, Any] = {
 TWO_PCS = [[["3090", 2], ["RTX 4090", 1], ["rtx_3090", 1]], [["4060ti-16gb", 2]]]
 
 
-def asked(**changes: Any) -> Question:
+def question_with(**changes: Any) -> Question:
     return question_from(ASKED | changes)
 
 
 def test_commands_name_the_cards_in_their_pcs() -> None:
-    fit, plan = asked(pcs=TWO_PCS, training="qlora").commands
+    fit, plan = question_with(pcs=TWO_PCS, training="qlora").commands
     words = (
         "model=llama2_7b 'gpus=[[3xrtx_3090,rtx_4090],[2xrtx_4060_ti_16gb]]' network=1gbe workload.training=lora "
         "workload.lora.storage=nf4 workload.lora.rank=8 workload.seq_len=2048 workload.global_batch=4"
@@ -43,7 +43,7 @@ def test_commands_name_the_cards_in_their_pcs() -> None:
 @pytest.mark.parametrize("training", TRAININGS)
 def test_the_command_asks_the_same(training: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of which the page says what `hexiopt fit` does: speed, interval, grade, limits and cures."""
-    question = asked(pcs=[[["3090", 1], ["4090", 1]]], training=training)
+    question = question_with(pcs=[[["3090", 1], ["4090", 1]]], training=training)
     answer = verdict(question.problem(), assumed=question.cards.assumed)
     words = shlex.split(question.commands[0])[1:]
     code = main([*words, "print=json", f"hydra.run.dir={tmp_path}"])
@@ -61,7 +61,7 @@ def test_the_command_asks_the_same(training: str, tmp_path: Path, capsys: pytest
     ],
 )
 def test_a_cure_sets_the_form_to_what_fits(changes: dict[str, Any], trainings: set[str]) -> None:
-    question = asked(**changes)
+    question = question_with(**changes)
     answer = verdict(question.problem())
     assert answer.plan is None
     assert answer.cures
@@ -76,6 +76,6 @@ def test_a_cure_sets_the_form_to_what_fits(changes: dict[str, Any], trainings: s
 
 def test_a_form_that_nothing_changed_is_the_question() -> None:
     for training in TRAININGS:
-        question = asked(pcs=TWO_PCS, training=training)
+        question = question_with(pcs=TWO_PCS, training=training)
         again = question_from(ASKED | question.form_of(question.problem()))
         assert problem_to_dict(again.problem()) == problem_to_dict(question.problem())

@@ -12,6 +12,6 @@ def token_file(folder: Path, tokens: Any, dtype: Any = np.uint16) -> Path:
     return path
 
 
-def counted(folder: Path, num_tokens: int) -> Path:
+def position_file(folder: Path, num_tokens: int) -> Path:
     """A token file whose tokens say where they stand."""
     return token_file(folder, np.arange(num_tokens), np.int64)

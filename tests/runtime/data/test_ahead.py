@@ -33,11 +33,11 @@ def test_the_next_step_is_read_by_another_thread(batches: Batches, monkeypatch: 
     read: list[tuple[int, bool]] = []
     sequences = Batches.sequences
 
-    def noted(self: Batches, first: int, end: int) -> object:
+    def note(self: Batches, first: int, end: int) -> object:
         read.append((first, current_thread().name.startswith("sequences")))
         return sequences(self, first, end)
 
-    monkeypatch.setattr(Batches, "sequences", noted)
+    monkeypatch.setattr(Batches, "sequences", note)
     ahead = BatchesAhead(batches.sequences, 6, CPU)
     for step in range(3):
         for first in (0, 3):

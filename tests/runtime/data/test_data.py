@@ -23,7 +23,7 @@ from runtime.data.batches import Batches
 from runtime.data.corpus import prepare
 from runtime.data.texts import TextFiles
 from runtime.data.tokens import open_tokens
-from tests.runtime.data.corpora import counted, token_file
+from tests.runtime.data.corpora import position_file, token_file
 
 TEXT = "to be or not to be\nthat is the question\n"
 
@@ -76,8 +76,8 @@ def test_bytes_come_back(texts: list[bytes], block: int) -> None:
         patch.setattr(texts_module, "BLOCK", block)
         corpus = Path(folder, "corpus")
         corpus.mkdir()
-        for i, one in enumerate(texts):
-            (corpus / f"{i}.txt").write_bytes(one)
+        for i, content in enumerate(texts):
+            (corpus / f"{i}.txt").write_bytes(content)
         path = prepare(corpus, None, Path(folder, "cache"), 256)
         assert path.suffix == ".npy"
         tokens = open_tokens(path)
@@ -136,10 +136,10 @@ def test_default_corpus(cache: Path) -> None:
     tokens = open_tokens(path)
     assert len(tokens) > 2**20
     tokens.tobytes().decode("utf-8")
-    found = TextFiles(None).paths
-    assert texts_module.LIBRARY / "json" / "decoder.py" in found
-    assert all(path.suffix == ".py" for path in found)
-    assert not any(texts_module.NOT_LIBRARY & set(path.relative_to(texts_module.LIBRARY).parts) for path in found)
+    paths = TextFiles(None).paths
+    assert texts_module.LIBRARY / "json" / "decoder.py" in paths
+    assert all(path.suffix == ".py" for path in paths)
+    assert not any(texts_module.NOT_LIBRARY & set(path.relative_to(texts_module.LIBRARY).parts) for path in paths)
     assert prepare(None, None, cache, 256) == path
     assert Batches(path, 128, 0).sequences(0, 4).shape == (4, 129)
 
@@ -153,44 +153,44 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     built = []
     write = corpus_module.write_tokens
 
-    def noted(path: Path, *rest: Any) -> None:
+    def note(path: Path, *rest: Any) -> None:
         built.append(path)
         write(path, *rest)
 
-    monkeypatch.setattr(corpus_module, "write_tokens", noted)
+    monkeypatch.setattr(corpus_module, "write_tokens", note)
     return built
 
 
 def test_built_once_until_something_changes(tmp_path: Path, cache: Path, builds: list[Path]) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    one = corpus / "1.txt"
-    one.write_text("to be")
+    text_file = corpus / "1.txt"
+    text_file.write_text("to be")
     json = tmp_path / "tokenizer.json"
 
-    def changed(tokenizer: Path | None = None) -> bool:
+    def is_rebuilt(tokenizer: Path | None = None) -> bool:
         before = len(builds)
         paths = {prepare(corpus, tokenizer, cache, 256) for _ in range(2)}
         assert len(paths) == 1
         assert len(builds) <= before + 1
         return len(builds) > before
 
-    assert changed()
-    assert not changed()
-    assert changed(words(json, VOCABULARY))
-    assert not changed(words(json, VOCABULARY))
-    assert changed(words(json, VOCABULARY | {"be": 9}))
-    stamp = one.stat().st_mtime_ns
-    one.write_text("to be or")  # another size, the same time
-    os.utime(one, ns=(stamp, stamp))
-    assert changed()
-    one.write_text("or be to")  # the same size, another time
-    os.utime(one, ns=(stamp, stamp + 1))
-    assert changed()
+    assert is_rebuilt()
+    assert not is_rebuilt()
+    assert is_rebuilt(words(json, VOCABULARY))
+    assert not is_rebuilt(words(json, VOCABULARY))
+    assert is_rebuilt(words(json, VOCABULARY | {"be": 9}))
+    stamp = text_file.stat().st_mtime_ns
+    text_file.write_text("to be or")  # another size, the same time
+    os.utime(text_file, ns=(stamp, stamp))
+    assert is_rebuilt()
+    text_file.write_text("or be to")  # the same size, another time
+    os.utime(text_file, ns=(stamp, stamp + 1))
+    assert is_rebuilt()
     (corpus / "2.txt").write_text("")
-    assert changed()
-    one.rename(corpus / "0.txt")
-    assert changed()
+    assert is_rebuilt()
+    text_file.rename(corpus / "0.txt")
+    assert is_rebuilt()
     assert sorted(cache.iterdir()) == sorted(set(builds))
 
 
@@ -201,12 +201,12 @@ def test_a_token_file_is_used_as_it_is(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(text: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: TextFiles) -> Iterator[bytes]:
+    def fail(self: TextFiles) -> Iterator[bytes]:
         yield bytes(3)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextFiles, "blocks", failing)
+        patch.setattr(TextFiles, "blocks", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare(text, None, cache, 256)
     assert list(cache.iterdir()) == []
@@ -272,13 +272,13 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, cache: Path, monkeypatch
     """It is not passed over in silence."""
     scandir = os.scandir
 
-    def refused(path: Any) -> Any:
+    def refuse(path: Any) -> Any:
         if Path(path).name == "secret":
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
     (tmp_path / "secret").mkdir()
-    monkeypatch.setattr(os, "scandir", refused)
+    monkeypatch.setattr(os, "scandir", refuse)
     refusal(lambda: prepare(tmp_path, None, cache, 256), str(tmp_path / "secret"), "Permission denied")
 
 
@@ -299,7 +299,7 @@ def test_too_short_for_one_window(tmp_path: Path, cache: Path, num_tokens: int) 
 
 
 @pytest.mark.parametrize(
-    ("tokens", "found"),
+    ("tokens", "fault"),
     [
         (np.zeros(9), "1 dimensions of float64"),
         (np.zeros(9, bool), "1 dimensions of bool"),
@@ -308,11 +308,11 @@ def test_too_short_for_one_window(tmp_path: Path, cache: Path, num_tokens: int) 
         (np.array(["a", "b"]), "1 dimensions of <U1"),
     ],
 )
-def test_wrong_arrays(tmp_path: Path, cache: Path, tokens: Any, found: str) -> None:
+def test_wrong_arrays(tmp_path: Path, cache: Path, tokens: Any, fault: str) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, tokens)
-    refusal(lambda: Batches(path, 1, 0), str(path), found, "one, of integers")
-    refusal(lambda: prepare(path, None, cache, 256), str(path), found)
+    refusal(lambda: Batches(path, 1, 0), str(path), fault, "one, of integers")
+    refusal(lambda: prepare(path, None, cache, 256), str(path), fault)
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_other_files_are_no_token_files(tmp_path: Path, cache: Path) -> None:
 def test_damaged_token_files(draw: st.DataObject) -> None:
     """Cut short anywhere, or with bytes of the header changed: refused, or read as what it then says."""
     with TemporaryDirectory() as folder:
-        path = counted(Path(folder), 20)
+        path = position_file(Path(folder), 20)
         raw = bytearray(path.read_bytes())
         size = draw.draw(st.integers(0, len(raw) - 1))
         path.write_bytes(raw[:size])
@@ -373,7 +373,7 @@ def test_a_tokenizer_without_an_unknown_token(tmp_path: Path, text: Path, cache:
 
 
 def test_a_tokenizer_for_a_token_file(tmp_path: Path, cache: Path) -> None:
-    path = counted(tmp_path, 9)
+    path = position_file(tmp_path, 9)
     refusal(lambda: prepare(path, tmp_path / "tokenizer.json", cache, 256), str(path), "tokenizer.json", "leave out")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.data import tokens as tokens_module
 from runtime.data.batches import Batches
 from runtime.data.corpus import prepare
-from tests.runtime.data.corpora import counted, token_file
+from tests.runtime.data.corpora import position_file, token_file
 
 
 @st.composite
@@ -27,7 +27,7 @@ def corpora(draw: st.DrawFn) -> tuple[int, int, int, int]:
 def test_every_epoch_visits_every_window_once(corpus: tuple[int, int, int, int]) -> None:
     num_tokens, seq_len, global_batch, seed = corpus
     with TemporaryDirectory() as folder:
-        batches = Batches(counted(Path(folder), num_tokens), seq_len, seed)
+        batches = Batches(position_file(Path(folder), num_tokens), seq_len, seed)
         n = batches.num_windows
         assert n == (num_tokens - 1) // seq_len
         starts = range(0, 3 * n, global_batch)
@@ -47,7 +47,7 @@ def test_a_batch_is_the_same_however_it_is_split(
     num_tokens, seq_len, global_batch, seed = corpus
     cuts = draw.draw(st.lists(st.integers(0, global_batch), max_size=4).map(sorted))
     with TemporaryDirectory() as folder:
-        path = counted(Path(folder), num_tokens)
+        path = position_file(Path(folder), num_tokens)
         batches = Batches(path, seq_len, seed)
         whole = batches.sequences(start, start + global_batch)
         assert whole.shape == (global_batch, seq_len + 1)
@@ -58,9 +58,9 @@ def test_a_batch_is_the_same_however_it_is_split(
 
 def test_the_order_stays_the_same_between_machines_and_releases(tmp_path: Path) -> None:
     """A run that goes on from a checkpoint counts on it."""
-    batches = Batches(counted(tmp_path, 11), 1, 2**40)
-    found = [batches.sequences(first, first + 10)[:, 0].tolist() for first in (0, 10, 10**7)]
-    assert found == [
+    batches = Batches(position_file(tmp_path, 11), 1, 2**40)
+    rows = [batches.sequences(first, first + 10)[:, 0].tolist() for first in (0, 10, 10**7)]
+    assert rows == [
         [1, 9, 8, 4, 5, 6, 3, 7, 0, 2],
         [0, 9, 2, 7, 3, 8, 1, 6, 5, 4],
         [1, 7, 8, 2, 5, 4, 9, 3, 0, 6],
@@ -68,7 +68,7 @@ def test_the_order_stays_the_same_between_machines_and_releases(tmp_path: Path) 
 
 
 def test_seed_and_epoch_change_the_order(tmp_path: Path) -> None:
-    path = counted(tmp_path, 101)
+    path = position_file(tmp_path, 101)
     orders = {
         tuple(Batches(path, 1, seed).sequences(100 * epoch, 100 * (epoch + 1))[:, 0])
         for seed in range(4)
@@ -79,7 +79,7 @@ def test_seed_and_epoch_change_the_order(tmp_path: Path) -> None:
 
 def test_every_window_comes_everywhere_alike(tmp_path: Path) -> None:
     """The places of 30 windows over 2,000 seeds: chi-square at its mean of 29 ± 5 standard deviations."""
-    path, seeds = counted(tmp_path, 31), 2000
+    path, seeds = position_file(tmp_path, 31), 2000
     orders = np.array([Batches(path, 1, seed).sequences(0, 30)[:, 0] for seed in range(seeds)])
     for window in range(30):
         counts = np.bincount(np.nonzero(orders == window)[1], minlength=30)
@@ -89,9 +89,9 @@ def test_every_window_comes_everywhere_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8", ">u2", "uint32", "int64", "uint64"])
 def test_any_type_of_integer(tmp_path: Path, dtype: str) -> None:
     path = prepare(token_file(tmp_path, [5, 6, 7], dtype), None, tmp_path, 8)
-    found = Batches(path, 2, 0).sequences(0, 1)
-    assert found.dtype == np.int64
-    assert found.tolist() == [[5, 6, 7]]
+    rows = Batches(path, 2, 0).sequences(0, 1)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == [[5, 6, 7]]
 
 
 def test_tokens_are_mapped(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_document_a_row(make: Any, tmp_path: Path, cache: Path) -> None:
     bare = prepare(DatasetRows(source), tokenizer, cache, 7)
     assert open_tokens(bare).tolist() == [token for token in TOKENS if token != END]
     by_byte = prepare(DatasetRows(source), None, cache, 257, 256)
-    assert open_tokens(by_byte).tolist() == [one for text in TEXTS for one in [*text.encode(), 256]]
+    assert open_tokens(by_byte).tolist() == [token for text in TEXTS for token in [*text.encode(), 256]]
     assert open_tokens(by_byte).dtype == "uint16"
 
 
@@ -99,20 +99,20 @@ def test_a_dataset_of_the_hub_is_streamed(subset: str | None, cache: Path, monke
 def test_the_hub_out_of_reach_is_said_at_once_unless_there_is_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise OSError(111, "Connection refused")
 
-    monkeypatch.setattr("socket.create_connection", refused)
+    monkeypatch.setattr("socket.create_connection", refuse)
     monkeypatch.setattr(rows_module, "find_spec", lambda name: True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for name in ("HF_ENDPOINT", "HF_DATASETS_CACHE", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    said = (
+    phrases = (
         "hf://someone/texts: https://huggingface.co is out of reach (Connection refused)",
         "no copy is in the cache",
     )
-    refusal(lambda: DatasetRows("hf://someone/texts").check(), *said)
+    refusal(lambda: DatasetRows("hf://someone/texts").check(), *phrases)
     refusal(lambda: DatasetRows("hf://someone/texts").check(), "HF_HUB_OFFLINE is set", "give train.data a file")
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
     (tmp_path / "hub" / "datasets--someone--texts").mkdir(parents=True)

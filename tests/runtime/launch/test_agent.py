@@ -48,12 +48,12 @@ def test_names_of_torch_with_an_underscore_stand_in_one_file() -> None:
     """Of its elastic agent: other files may override or call none of its methods."""
     names = {name for name in vars(LocalElasticAgent) | vars(api.SimpleElasticAgent) if name.startswith("_")}
     names = {name for name in names if not name.startswith("__")} | {"_pcontext", "_worker_group"}
-    found = {
+    files = {
         path.name
         for path in (ROOT / "runtime" / "launch").glob("*.py")
         if any(f"def {name}(" in (text := path.read_text()) or f".{name}(" in text for name in names)
     }
-    assert found == {"agent.py"}
+    assert files == {"agent.py"}
 
 
 def test_who_waits_for_others_ends_with_the_run() -> None:
@@ -76,27 +76,27 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals.threading, "Thread", lambda **more: type("Never", (), {"start": lambda self: None})())
     pid = os.getpid()
     assert silence_of(tmp_path, pid) is None
-    own = Vitals(tmp_path)
+    signs = Vitals(tmp_path)
     now += vitals.START_S - 1
     assert silence_of(tmp_path, pid) is None
-    own.limit(15.0, 60.0)
+    signs.limit(15.0, 60.0)
     now += 14
     assert silence_of(tmp_path, pid) is None
     now += 2
     assert silence_of(tmp_path, pid) == (now - 1, "has given no sign of life for 15 s")
-    own.note_progress()  # says that it lives, not that steps have a limit
-    own._beat()
+    signs.note_progress()  # says that it lives, not that steps have a limit
+    signs._beat()
     now += 10**6
-    own._beat()
+    signs._beat()
     assert silence_of(tmp_path, pid) is None
-    own.step_ended(4.0)
+    signs.step_ended(4.0)
     now += 79
-    own._beat()
+    signs._beat()
     assert silence_of(tmp_path, pid) is None
     now += 2
-    own._beat()
+    signs._beat()
     assert silence_of(tmp_path, pid) == (now - 1, "has ended no step for 80 s")  # 5 steps of 4 s, and 60 s
-    own.note_progress()
+    signs.note_progress()
     assert silence_of(tmp_path, pid) is None
     forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -105,10 +105,10 @@ def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_where_only_steps_of_another_are_told_is_healthy(tmp_path: Path) -> None:
     """Each process tells of its own steps: a machine without rank 0 once ended healthy runs after silence_s and
     timeout_s."""
-    own = Vitals(tmp_path)
-    own.limit(0.5, 0.5)
+    signs = Vitals(tmp_path)
+    signs.limit(0.5, 0.5)
     for _ in range(12):
-        own.step_ended(0.1)
+        signs.step_ended(0.1)
         time.sleep(0.1)
     assert silence_of(tmp_path, os.getpid()) is None
 
@@ -162,10 +162,10 @@ def test_a_gpu_of_another_type_than_the_plans_is_refused(gpus: list[int]) -> Non
     task = problem()
     machines = tuple(replace(machine, gpu=find_gpu("h100_80gb_sxm", {}, "")) for machine in task.cluster.machines)
     plan_file = PlanFile(replace(task, cluster=replace(task.cluster, machines=machines)), narrow(), {})
-    said = (
+    message = (
         r"^train: b:0 of the plan is a h100_80gb_sxm, and GPU 0 of this machine is a a100_80gb_sxm "
         r"\(NVIDIA A100-SXM4-80GB\); plan for these GPUs"
     )
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         admit_machine(plan_file, "b", [0, 1], "auto", False)
     assert admit_machine(plan_file, "b", [0, 1], "auto", True) == ("cuda", None)

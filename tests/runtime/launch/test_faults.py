@@ -49,7 +49,7 @@ def narrow() -> Plan:
     return Plan((Pipeline((Stage.of((2,), 0, 2), Stage.of((3,), 2, 4)), 4),), ONE_F_ONE_B, Sharding(1))
 
 
-def written(folder: Path, name: str, plan: Plan) -> Path:
+def save_plan(folder: Path, name: str, plan: Plan) -> Path:
     task = problem()
     write_plan(folder / name, task, plan, PlanPricer(task).price(plan), {})
     return folder / name
@@ -59,7 +59,7 @@ def a_run(folder: Path, **more: Any) -> TrainingRun:
     tokens = folder / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, 256, 3000).astype(np.uint8))
     settings = Settings(steps=STEPS, adam=AdamW(lr=1e-2), checkpoint_every=2, timeout_s=20.0)
-    plan = written(folder, "plan.json", wide())
+    plan = save_plan(folder, "plan.json", wide())
     return TrainingRun("own", plan, tokens, folder / "checkpoints", replace(settings, **more), float64=True)
 
 
@@ -77,13 +77,13 @@ def train(
     pids: dict[int, int] = {}
     left = list(kills)
 
-    def replanned(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
+    def replan(lost: Sequence[str], before: Path, checkpoint: Path | None) -> Path:
         assert len(lost) == 1
         if not has_plan:
             raise NoPlanLeftError("two stages need two devices")
-        return written(folder, "replanned.json", narrow())
+        return save_plan(folder, "replanned.json", narrow())
 
-    for event in training_events(a_run(folder, **more), folder, AfterFaults(on_failure, replanned, 3)):
+    for event in training_events(a_run(folder, **more), folder, AfterFaults(on_failure, replan, 3)):
         if event["event"] == "ready":
             pids[event["rank"]] = event["pid"]
         elif event["event"] == "step":
@@ -98,7 +98,7 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     folder = tmp_path_factory.mktemp("undisturbed")
     losses = train(folder, [])
     assert sorted(losses) == list(range(1, STEPS + 1))
@@ -109,54 +109,54 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_killed_processes_do_not_change_the_end(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_killed_processes_do_not_change_the_end(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     """At the first step, while a checkpoint is being written or just was, and later; three different ranks."""
     kills = [("step", 1, 2, signal.SIGKILL), ("step", 4, 0, signal.SIGKILL), ("checkpoint", 6, 3, signal.SIGKILL)]
     losses = train(tmp_path, kills)
-    assert losses == pytest.approx(undisturbed, rel=1e-9)
+    assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
 
 
 @pytest.mark.skipif(not STRESS, reason="make stress")
 @pytest.mark.parametrize("seed", range(20))
-def test_random_kills_do_not_change_the_end(undisturbed: dict[int, float], tmp_path: Path, seed: int) -> None:
+def test_random_kills_do_not_change_the_end(undisturbed_losses: dict[int, float], tmp_path: Path, seed: int) -> None:
     """Any rank, after any event; every other time without the lost device from then on."""
     rng = random.Random(seed)
     kind, step = rng.choice((("ready", 0), ("step", rng.randrange(1, STEPS)), ("checkpoint", rng.randrange(2, 8, 2))))
     kill = (kind, step, rng.randrange(4), signal.SIGKILL)
     losses = train(tmp_path, [kill], ("restart", "replan")[seed % 2])
-    assert losses == pytest.approx(undisturbed, rel=1e-9)
+    assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_a_lost_device(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_training_goes_on_without_a_lost_device(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     losses = train(tmp_path, [("step", 5, 1, signal.SIGKILL)], "replan")
-    assert losses == pytest.approx(undisturbed, rel=1e-9)
+    assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
 
 
 @pytest.mark.slow
 def test_training_goes_on_as_after_a_restart_where_there_is_no_plan(
-    undisturbed: dict[int, float], tmp_path: Path
+    undisturbed_losses: dict[int, float], tmp_path: Path
 ) -> None:
     losses = train(tmp_path, [("step", 5, 1, signal.SIGKILL)], "replan", has_plan=False)
-    assert losses == pytest.approx(undisturbed, rel=1e-9)
+    assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
 
 
 @pytest.mark.slow
-def test_training_goes_on_without_a_stopped_process(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_training_goes_on_without_a_stopped_process(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     losses = train(tmp_path, [("step", 3, 1, signal.SIGSTOP)], silence_s=4.0)
-    assert losses == pytest.approx(undisturbed, rel=1e-9)
+    assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "message"),
     [
         (signal.SIGKILL, "ended with exit code -9"),
         pytest.param(signal.SIGSTOP, r"has given no sign of life for \d+ s", marks=pytest.mark.slow),
     ],
 )
-def test_stop_says_who_was_lost(tmp_path: Path, sent: signal.Signals, said: str) -> None:
-    with pytest.raises(TrainingFailedError, match=rf"rank 2 \(.*:\d\) {said}"):
+def test_stop_says_who_was_lost(tmp_path: Path, sent: signal.Signals, message: str) -> None:
+    with pytest.raises(TrainingFailedError, match=rf"rank 2 \(.*:\d\) {message}"):
         train(tmp_path, [("step", 2, 2, sent)], "stop", silence_s=4.0)
 
 

@@ -24,10 +24,10 @@ from runtime.launch.head import AfterFaults, training_events
 from runtime.launch.meeting import MeetingClient, MeetingPlace, TrainingFailedError
 from tests.conftest import STRESS
 from tests.runtime.launch import test_faults
-from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, undisturbed, wide, written
+from tests.runtime.launch.test_faults import STEPS, a_run, narrow, problem, save_plan, undisturbed_losses, wide
 from tests.runtime.ranks import free_port
 
-__all__ = ["undisturbed"]
+__all__ = ["undisturbed_losses"]
 _ENDS_S = 60.0
 PATIENT = {"timeout_s": 300.0, "silence_s": 120.0}  # nothing but what a test does is a fault
 
@@ -59,13 +59,13 @@ class Machines:
     def kill_rank(self, device: str) -> None:
         os.kill(self.pids[device], signal.SIGKILL)
 
-    def replanned(self, lost: list[str], before: Path, checkpoint: Path | None) -> Path:
+    def replan(self, lost: list[str], before: Path, checkpoint: Path | None) -> Path:
         """Two stages on the two devices of whichever machine is left."""
         (gone,) = {name.partition(":")[0] for name in lost if name[0] in "ab"} or {"c"}
         self.plans.append(tuple(lost))
         stages = (Stage.of((0,), 0, 2), Stage.of((1,), 2, 4))
         left = narrow() if gone == "a" else Plan((Pipeline(stages, 4),), ONE_F_ONE_B, Sharding(1))
-        return written(self.folder, f"without-{gone}.json", left)
+        return save_plan(self.folder, f"without-{gone}.json", left)
 
     def train(
         self, on_failure: str, faults: list[tuple[str, int, Callable[["Machines"], Any]]], **more: Any
@@ -74,7 +74,7 @@ class Machines:
         left = list(faults)
         run = a_run(self.folder, **(PATIENT | more))
         for event in training_events(
-            run, self.folder, AfterFaults(on_failure, self.replanned, 3), self.place, force=True
+            run, self.folder, AfterFaults(on_failure, self.replan, 3), self.place, force=True
         ):
             self.hear(event)
             if left and event["event"] == left[0][0] and event.get("step", 0) >= left[0][1]:
@@ -109,7 +109,7 @@ def two_machines(folder: Path) -> Iterator[Machines]:
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_killed_is_waited_for(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_a_machine_that_is_killed_is_waited_for(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     """Its ranks end with its agent, whatever they do; when it comes again, all go on, and no retry is spent."""
     ranks: list[int] = []
 
@@ -120,7 +120,7 @@ def test_a_machine_that_is_killed_is_waited_for(undisturbed: dict[int, float], t
 
     with two_machines(tmp_path) as machines:
         losses = machines.train("restart", [("step", 3, kill)])
-        assert losses == pytest.approx(undisturbed, rel=1e-9)
+        assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
         assert [agent.wait(_ENDS_S) for agent in machines.agents.values()] == [0, 0]
     for pid in ranks:
         with pytest.raises(ProcessLookupError):
@@ -128,26 +128,26 @@ def test_a_machine_that_is_killed_is_waited_for(undisturbed: dict[int, float], t
 
 
 @pytest.mark.slow
-def test_a_killed_rank(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_a_killed_rank(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     with two_machines(tmp_path) as machines:
         losses = machines.train("restart", [("step", 3, lambda m: m.kill_rank("b:0"))])
-        assert losses == pytest.approx(undisturbed, rel=1e-9)
+        assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
         assert "rank 2 (b:0) ended with exit code -9" in machines.notes
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs(undisturbed: dict[int, float], tmp_path: Path) -> None:
+def test_a_rank_that_hangs(undisturbed_losses: dict[int, float], tmp_path: Path) -> None:
     """Its own agent notices and ends it, although others may only wait for it."""
     with two_machines(tmp_path) as machines:
         losses = machines.train("restart", [("step", 3, lambda m: m.stop_rank("b:1"))], silence_s=4.0)
-        assert losses == pytest.approx(undisturbed, rel=1e-9)
+        assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
         assert any(note.startswith("rank 3 (b:1) has given no sign of life for ") for note in machines.notes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lost", "left"), [("b", "a"), ("a", "b")] if STRESS else [("b", "a")])
 def test_others_go_on_until_a_lost_machine_comes_back(
-    undisturbed: dict[int, float], tmp_path: Path, lost: str, left: str
+    undisturbed_losses: dict[int, float], tmp_path: Path, lost: str, left: str
 ) -> None:
     """`replan`: on a plan for whoever is left, also where rank 0 was lost, then on the first plan again."""
     restarted: list[str] = []
@@ -161,7 +161,7 @@ def test_others_go_on_until_a_lost_machine_comes_back(
         machines.start("c")  # whose devices the plan leaves out
         faults = [("step", 3, lambda m: m.kill(lost)), ("restart", 0, lambda m: None), ("step", 4, come_back)]
         losses = machines.train("replan", faults)
-        assert losses == pytest.approx(undisturbed, rel=1e-9)
+        assert losses == pytest.approx(undisturbed_losses, rel=1e-9)
         assert len(machines.plans) == 1
         assert all(device.startswith(f"{lost}:") for device in machines.plans[0])
         assert restarted[-1] == f"{lost} gone"
@@ -170,7 +170,7 @@ def test_others_go_on_until_a_lost_machine_comes_back(
 
 
 @pytest.mark.parametrize(
-    ("machine", "host", "said"),
+    ("machine", "host", "message"),
     [
         ("b", "node1", None),
         ("b", "node1.lab", None),
@@ -184,13 +184,13 @@ def test_others_go_on_until_a_lost_machine_comes_back(
     ],
 )
 def test_who_may_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, host: str, said: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, host: str, message: str | None
 ) -> None:
     """The head answers before anything is started on the machine."""
     run, task = a_run(tmp_path), problem()
-    machines = tuple(one.replace(host="node1.lab") if one.name == "b" else one for one in task.cluster.machines)
+    machines = tuple(node.replace(host="node1.lab") if node.name == "b" else node for node in task.cluster.machines)
     monkeypatch.setattr(test_faults, "problem", lambda: replace(task, cluster=replace(task.cluster, machines=machines)))
-    written(tmp_path, "plan.json", wide())
+    save_plan(tmp_path, "plan.json", wide())
     place = MeetingPlace()
     place.is_local = False
     MeetingClient(place.address).tell({"event": "hello", "machine": machine, "host": host, "token": "asked"})
@@ -201,8 +201,8 @@ def test_who_may_come(
     answer = json.loads(meeting.store.get("asked"))
     meeting.tell({"event": "left", "machine": machine})
     events.close()
-    assert answer.get("refused") == said
-    if said is None:
+    assert answer.get("refused") == message
+    if message is None:
         assert answer["seats"] == [f"{machine}:0", f"{machine}:1"]
         assert answer["gpus"] == [0, 1]
 

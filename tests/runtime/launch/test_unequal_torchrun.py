@@ -13,13 +13,13 @@ from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, training_events
 from runtime.training.settings import TrainingRun
-from tests.runtime.launch.test_faults import a_run, written
+from tests.runtime.launch.test_faults import a_run, save_plan
 from tests.runtime.ranks import free_port
 
 _ENDS_S = 300.0
 
 
-def unequal() -> Plan:
+def unequal_plan() -> Plan:
     """Two devices of machine a, one of b."""
     long = Pipeline((Stage.of((0,), 0, 3), Stage.of((2,), 3, 4)), 3)
     return Plan((long, Pipeline((Stage.of((1,), 0, 4),), 1)), ONE_F_ONE_B, Sharding(1))
@@ -27,7 +27,7 @@ def unequal() -> Plan:
 
 def the_run(folder: Path) -> TrainingRun:
     folder.mkdir()
-    run = replace(a_run(folder), plan=written(folder, "unequal.json", unequal()))
+    run = replace(a_run(folder), plan=save_plan(folder, "unequal.json", unequal_plan()))
     run.write(folder / "run.json")
     return run
 
@@ -38,16 +38,16 @@ def losses_of(lines: Sequence[str]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("own") / "run"
     faults = AfterFaults("stop", lambda lost: folder, 0)
-    found = list(training_events(the_run(folder), folder, faults))
-    return [event["loss"] for event in found if event["event"] == "step"]
+    events = list(training_events(the_run(folder), folder, faults))
+    return [event["loss"] for event in events if event["event"] == "step"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
-def test_unequal_processes(expected: list[float], tmp_path: Path, named: bool) -> None:
+def test_unequal_processes(expected_losses: list[float], tmp_path: Path, named: bool) -> None:
     """By node rank under static rendezvous. Under c10d, which sorts machines as it likes, names of machines say which
     ranks are where."""
     folder = tmp_path / "run"
@@ -64,10 +64,12 @@ def test_unequal_processes(expected: list[float], tmp_path: Path, named: bool) -
         words += ["-m", "runtime.launch.worker", str(folder / "run.json"), *(["--machine", machine] if named else [])]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
-        said = [process.communicate(timeout=_ENDS_S) for process in started]
+        outputs = [process.communicate(timeout=_ENDS_S) for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    assert [process.returncode for process in started] == [0, 0], said
-    assert losses_of([line for out, _ in said for line in out.splitlines()]) == pytest.approx(expected, rel=1e-9)
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert losses_of([line for out, _ in outputs for line in out.splitlines()]) == pytest.approx(
+        expected_losses, rel=1e-9
+    )

@@ -29,7 +29,7 @@ SEQ_LEN = 13
 SEEDS = [range(first, first + 250) for first in range(0, 2000, 250)]
 
 
-def drawn(seed: int) -> tuple[Plan, ModelSpec, int]:
+def random_case(seed: int) -> tuple[Plan, ModelSpec, int]:
     """Every second plan has sequence layouts."""
     rng = random.Random(seed)
     return random_sequence_plan(rng, SEQ_LEN, 12, 9) if seed % 2 else random_plan(rng, 12, 9)
@@ -38,23 +38,23 @@ def drawn(seed: int) -> tuple[Plan, ModelSpec, int]:
 @pytest.mark.parametrize("seeds", slow_but(SEEDS[:1], SEEDS), ids=str)
 def test_every_element_is_held_by_those_who_should(seeds: range) -> None:
     for seed in seeds:
-        plan, model, _ = drawn(seed)
+        plan, model, _ = random_case(seed)
         layout = layout_of(plan, model)
         held = [part for same in layout.held for part in same.parts]
         assert sum(prod(part.local_shape) for part in held) == model.num_params
         slices = Counter((part.name, part.start, part.end) for part in held)
         assert max(slices.values()) == 1
         for rank, executor in enumerate(layout.executor_of):
-            own = {part.name: part for part in executor.parts(model, rank)}
+            parts = {part.name: part for part in executor.parts(model, rank)}
             mine = [part for same in layout.held if rank in same.ranks for part in same.parts]
-            assert sum(prod(p.local_shape) for p in mine) == sum(prod(p.local_shape) for p in own.values())
-            assert all(own[p.name].start <= p.start and p.end <= own[p.name].end for p in mine)
+            assert sum(prod(p.local_shape) for p in mine) == sum(prod(p.local_shape) for p in parts.values())
+            assert all(parts[p.name].start <= p.start and p.end <= parts[p.name].end for p in mine)
 
 
 @pytest.mark.parametrize("seeds", slow_but(SEEDS[1:2], SEEDS[:4]), ids=str)
 def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None:
     for seed in seeds:
-        plan, model, _ = drawn(seed)
+        plan, model, _ = random_case(seed)
         for line in layout_of(plan, model).lines:
             count = len(line.stages)
             for chunk in range(count * line.num_chunks - 1):
@@ -80,7 +80,7 @@ def test_every_hidden_state_comes_once_and_from_who_has_it(seeds: range) -> None
 def test_every_token_is_embedded_and_has_its_loss_once(seeds: range) -> None:
     """By a TP group together, or by one rank of a sequence layout, which also are its owners between layers."""
     for seed in seeds:
-        plan, model, _ = drawn(seed)
+        plan, model, _ = random_case(seed)
         for line in layout_of(plan, model).lines:
             for stage in (line.stages[0], line.stages[-1]):
                 read = np.zeros((SEQ_LEN, line.micro_batch_size), int)
@@ -114,7 +114,7 @@ def test_channels_are_those_of_the_memory_model() -> None:
     """
     alike = 0
     for seed in range(0, 400, 2):
-        plan, model, _ = drawn(seed)
+        plan, model, _ = random_case(seed)
         plan = replace(plan, sharding=Sharding(0))
         layout = layout_of(plan, model)
         channels = layout.channels(SEQ_LEN)
@@ -123,21 +123,24 @@ def test_channels_are_those_of_the_memory_model() -> None:
         assert set(channels.groups) == set(layout.groups()) - inside
         number = Counter(layout.devices[rank] for ranks in channels.groups for rank in ranks)
         uncut = all(
-            len(one) == 1 for line in plan.pipelines for s in line.stages for one in s.parallelism.parameter_copies
+            len(holders) == 1
+            for line in plan.pipelines
+            for s in line.stages
+            for holders in s.parallelism.parameter_copies
         )
         for device, counted in gradient_groups(
             plan, gradient_rings(plan, None, model.parameter_groups, CLUSTER)
         ).items():
-            found = number[device]
-            assert counted == found if uncut else 0.4 * found <= counted <= found + 2
-            alike += counted == found
+            predicted = number[device]
+            assert counted == predicted if uncut else 0.4 * predicted <= counted <= predicted + 2
+            alike += counted == predicted
     assert alike > 450
 
 
 def test_sharding_groups_sum_every_element_once() -> None:
     """Each group has a share of every element on one rank; those ranks sum it between them."""
     for seed in range(500):
-        plan, model, _ = drawn(seed)
+        plan, model, _ = random_case(seed)
         for held in layout_of(plan, model, CLUSTER).held:
             assert sorted(rank for group in held.groups for rank in group) == list(held.ranks)
             pieces = held.between()
@@ -152,7 +155,7 @@ def test_sharding_groups_sum_every_element_once() -> None:
 
 def test_pipelines_share_the_batch_in_order() -> None:
     for seed in range(500):
-        plan, model, batch = drawn(seed)
+        plan, model, batch = random_case(seed)
         at = 0
         for line in layout_of(plan, model).lines:
             assert line.first_sample == at
@@ -173,17 +176,19 @@ def test_a_stage_does_everything_once_and_in_order(schedule: Schedule) -> None:
                     continue
                 for stage in range(count):
                     at = StagePosition(stage, count, batches, chunks)
-                    found = operations(schedule, at)
-                    assert len(found) == len(set(found)) == 2 * chunks * batches
+                    order = operations(schedule, at)
+                    assert len(order) == len(set(order)) == 2 * chunks * batches
                     for chunk in range(chunks):
                         for backward in (False, True):
-                            own = [op.micro_batch for op in found if (op.chunk, op.backward) == (chunk, backward)]
-                            assert own == list(range(batches))
-                        forwards = [found.index(op) for op in found if op.chunk == chunk and not op.backward]
-                        backwards = [found.index(op) for op in found if op.chunk == chunk and op.backward]
+                            micro_batches = [
+                                op.micro_batch for op in order if (op.chunk, op.backward) == (chunk, backward)
+                            ]
+                            assert micro_batches == list(range(batches))
+                        forwards = [order.index(op) for op in order if op.chunk == chunk and not op.backward]
+                        backwards = [order.index(op) for op in order if op.chunk == chunk and op.backward]
                         assert all(f < b for f, b in zip(forwards, backwards, strict=True))
                     if chunks == 1:
-                        held = np.cumsum([-1 if op.backward else 1 for op in found])
+                        held = np.cumsum([-1 if op.backward else 1 for op in order])
                         assert in_flight(schedule, at) == holding(held.max())
 
 
@@ -228,5 +233,5 @@ def test_what_cannot_be_trained_is_said(
 ) -> None:
     shape = replace(random_model(random.Random(0), 2), **{"architecture": "llama", "attention_window": None, **model})
     whole = Plan((Pipeline((Stage.of((0,), 0, 2),), 1),))
-    said = untrainable(shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}), replace(whole, **plan))
-    assert said is None if message is None else message in str(said)
+    refusal = untrainable(shape, Workload(1, SEQ_LEN, **{"precision": "fp32", **workload}), replace(whole, **plan))
+    assert refusal is None if message is None else message in str(refusal)

@@ -48,35 +48,37 @@ def shapes(stages: tuple[int, ...] = (1, 2, 3, 4, 8), most_batches: int = 12) ->
 def joint_events(lists: tuple[ActionList, ...]) -> list[list[JointEvent]]:
     """What each stage does, with whom: a stage is a rank here."""
     count = len(lists)
-    found = []
+    stages = []
     for stage, actions in enumerate(lists):
-        own = []
+        events = []
         for action in actions:
             if isinstance(action, Reduction):
-                own.append(JointEvent(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
+                events.append(JointEvent(f"sum {action.number}", tuple(s for s in range(count) if action in lists[s])))
             elif isinstance(action, UnitCollective) or action.kind in COMPUTES:
-                own.append(JointEvent(str(action), (stage,)))
+                events.append(JointEvent(str(action), (stage,)))
             else:
                 earlier = action.stage - (action.kind in (ActionKind.RECEIVE_FORWARD, ActionKind.SEND_BACKWARD))
                 ranks = tuple(sorted((earlier % count, (earlier + 1) % count)))
-                own.append(JointEvent(f"{'B' if action.backward else 'F'}{action.micro_batch} over {earlier}", ranks))
-        found.append(own)
-    return found
+                events.append(
+                    JointEvent(f"{'B' if action.backward else 'F'}{action.micro_batch} over {earlier}", ranks)
+                )
+        stages.append(events)
+    return stages
 
 
 def one_ahead(actions: Sequence[Any]) -> tuple[Any, ...]:
     """Every receive posted one operation before that which needs it, as a loop does that looks ahead by one."""
-    found: list[Any] = []
+    order: list[Any] = []
     last = 0  # where the last forward or backward stands
     for action in actions:
         if isinstance(action, Action) and action.kind in RECEIVES:
             continue
         if isinstance(action, Action) and action.kind in COMPUTES:
-            if action.input in actions and action.input not in found:
-                found.insert(last, action.input)
-            last = len(found)
-        found.append(action)
-    return tuple(found)
+            if action.input in actions and action.input not in order:
+                order.insert(last, action.input)
+            last = len(order)
+        order.append(action)
+    return tuple(order)
 
 
 def test_small_lists_are_these() -> None:
@@ -94,13 +96,19 @@ def test_torch_finds_nothing_wrong(some: str) -> None:
     tried = 0
     for shape in shapes((2, 3, 4), 5) if some == "small" else shapes():
         count, every = shape.num_stages, shape.num_stages * shape.num_chunks
-        lists = {s: [torch._Action.from_str(str(one)) for one in own] for s, own in enumerate(lower([shape])[0])}
-        computes = {s: [one for one in own if one.computation_type in (torch.F, torch.B)] for s, own in lists.items()}
+        lists = {
+            s: [torch._Action.from_str(str(action)) for action in actions]
+            for s, actions in enumerate(lower([shape])[0])
+        }
+        computes = {
+            s: [action for action in actions if action.computation_type in (torch.F, torch.B)]
+            for s, actions in lists.items()
+        }
         torch._validate_schedule(computes, count, every, shape.num_micro_batches)
         torch._simulate_comms_compute(lists, lambda stage, count=count: stage % count, every)
         theirs = torch._add_send_recv(computes, lambda stage, count=count: stage % count, every)
-        assert {s: sorted(map(str, own)) for s, own in lists.items()} == {
-            s: sorted(map(str, own)) for s, own in theirs.items()
+        assert {s: sorted(map(str, actions)) for s, actions in lists.items()} == {
+            s: sorted(map(str, actions)) for s, actions in theirs.items()
         }
         tried += 1
     assert tried >= (40 if some == "small" else 240)
@@ -121,7 +129,7 @@ MESSAGES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (flo
 @given(st.data())
 def test_whatever_operations_take(data: st.DataObject) -> None:
     """Pipelines side by side with unequal stages, which sum the gradients of parts of their last backwards together."""
-    found, parts = [], []
+    step_shapes, parts = [], []
     for p in range(data.draw(st.integers(1, 3))):
         schedule, count, chunks = data.draw(st.sampled_from(SCHEDULES)), data.draw(st.integers(1, 4)), 1
         if schedule == INTERLEAVED and count > 1:
@@ -131,27 +139,27 @@ def test_whatever_operations_take(data: st.DataObject) -> None:
         cut = st.tuples(*[st.tuples(*[st.integers(1, 4)] * chunks)] * count)
         message_s = data.draw(st.tuples(*[MESSAGES] * count))
         shape = StepShape(schedule, batches, data.draw(each), message_s, data.draw(cut))
-        found.append(shape)
+        step_shapes.append(shape)
         for s, c in product(range(count), range(chunks)):
             parts += [LastBackward(p, s, c, part) for part in range(shape.last_parts[s][c])]
     sums = data.draw(st.lists(st.frozensets(st.sampled_from(parts), min_size=1, max_size=5), max_size=6))
-    lists = lower(found, sums)
+    lists = lower(step_shapes, sums)
     at, ranks, number = {}, [], 0
     for p, stages in enumerate(lists):
         for s in range(len(stages)):
             at[p, s] = number
             number += 1
     for p, stages in enumerate(lists):
-        for s, own in enumerate(joint_events(stages)):
+        for s, events in enumerate(joint_events(stages)):
             ranks.append([])
-            for action, event in zip(stages[s], own, strict=True):
+            for action, event in zip(stages[s], events, strict=True):
                 of = tuple(at[p, rank] for rank in event.ranks)
                 if isinstance(action, Reduction):
                     of = tuple(sorted({at[part.pipeline, part.stage] for part in sums[action.number]}))
                 ranks[-1].append(JointEvent(event.what + ("" if isinstance(action, Reduction) else f" of {p}"), of))
     check_one_order(ranks)
     for p, stages in enumerate(lists):
-        shape = found[p]
+        shape = step_shapes[p]
         for s, actions in enumerate(stages):
             check_inputs(actions, shape.num_stages * shape.num_chunks, shape.num_micro_batches)
             for n, action in enumerate(actions):
@@ -229,29 +237,29 @@ def test_messages_come_while_stages_compute(schedule: Schedule) -> None:
 # ------------------------------------------------------------------ in lockstep
 
 
-def together(count: int, gathers: bool, stages: int = 2) -> list[Lockstep]:
+def locksteps(count: int, gathers: bool, stages: int = 2) -> list[Lockstep]:
     """Every stage with those of its number in all of `count` pipelines."""
     return [Lockstep(frozenset((p, s) for p in range(count)), gathers) for s in range(stages)]
 
 
-def spelled(action: Action | Reduction | UnitCollective) -> str:
+def spell(action: Action | Reduction | UnitCollective) -> str:
     return f"{'S' if action.scatters else 'G'}:{action.part}" if isinstance(action, UnitCollective) else str(action)
 
 
 def test_a_small_list_in_lockstep_is_this() -> None:
     """Weights one unit ahead, two units at most; gradients scattered after a unit's backward, messages before."""
     shape = replace(StepShape.even(ONE_F_ONE_B, 2, 1), last_parts=((3,), (2,)))
-    (first, last), other = lower([shape, shape], (), together(2, True))
+    (first, last), other = lower([shape, shape], (), locksteps(2, True))
     assert (first, last) == other
-    assert " ".join(map(spelled, first)) == (
+    assert " ".join(map(spell, first)) == (
         "G:0F0.0 G:0F0.1 0F0.0 G:0F0.2 0F0.1 0F0.2 0SEND_F0 0RECV_B0 "
         "G:0B0.0 G:0B0.1 0B0.0 S:0B0.0 G:0B0.2 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
     )
-    assert " ".join(map(spelled, last)) == (
+    assert " ".join(map(spell, last)) == (
         "1RECV_F0 G:1F0.0 G:1F0.1 1F0.0 1F0.1 G:1B0.0 G:1B0.1 1B0.0 S:1B0.0 1B0.1 1SEND_B0 S:1B0.1"
     )
-    ((first, _), _) = lower([shape, shape], (), together(2, False))
-    assert " ".join(map(spelled, first)) == "0F0 0SEND_F0 0RECV_B0 0B0.0 S:0B0.0 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
+    ((first, _), _) = lower([shape, shape], (), locksteps(2, False))
+    assert " ".join(map(spell, first)) == "0F0 0SEND_F0 0RECV_B0 0B0.0 S:0B0.0 0B0.1 S:0B0.1 0B0.2 S:0B0.2"
 
 
 @given(st.data())
@@ -259,22 +267,22 @@ def test_lockstep_has_one_order(data: st.DataObject) -> None:
     """Pipelines with any times, and sums of what is left to the last backwards: all have units in the same order."""
     count, stages, gathers = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.booleans())
     batches, cut = data.draw(st.integers(1, 5)), data.draw(st.tuples(*[st.tuples(st.integers(1, 4))] * stages))
-    schedule = data.draw(st.sampled_from([one for one in SCHEDULES if one.lockstep]))
+    schedule = data.draw(st.sampled_from([candidate for candidate in SCHEDULES if candidate.lockstep]))
     times = st.tuples(*[st.tuples(TIMES)] * stages)
     messages = st.tuples(*[MESSAGES] * stages)
-    found = [StepShape(schedule, batches, data.draw(times), data.draw(messages), cut) for _ in range(count)]
+    step_shapes = [StepShape(schedule, batches, data.draw(times), data.draw(messages), cut) for _ in range(count)]
     sums = [frozenset(LastBackward(p, s, 0, cut[s][0] - 1) for p in range(count)) for s in range(stages)]
-    lists = lower(found, sums, together(count, gathers, stages))
+    lists = lower(step_shapes, sums, locksteps(count, gathers, stages))
     events = []
-    for p, own in enumerate(lists):
-        for s, actions in enumerate(own):
+    for p, stage_actions in enumerate(lists):
+        for s, actions in enumerate(stage_actions):
             check_inputs(actions, stages, batches)
             check_units(actions, gathers)
-            units = [one for one in actions if isinstance(one, UnitCollective)]
-            assert units == [one for one in lists[0][s] if isinstance(one, UnitCollective)]
+            units = [unit for unit in actions if isinstance(unit, UnitCollective)]
+            assert units == [unit for unit in lists[0][s] if isinstance(unit, UnitCollective)]
             assert len(units) == batches * cut[s][0] * (3 if gathers else 1)
             events.append([])
-            for action, event in zip(actions, joint_events(own)[s], strict=True):
+            for action, event in zip(actions, joint_events(stage_actions)[s], strict=True):
                 of = [p * stages + rank for rank in event.ranks]
                 if isinstance(action, (UnitCollective, Reduction)):
                     of = [q * stages + s for q in range(count)]
@@ -290,11 +298,11 @@ def test_unequal_counts_in_lockstep_are_refused() -> None:
         match=r"^a step would hang: stage 0 of pipeline 1, with 2 micro-batches, gathers or scatters another number of "
         r"times than stage 0 of pipeline 0, with 3; give pipelines equally many stages, layers and micro-batches$",
     ):
-        lower([StepShape.even(ONE_F_ONE_B, 2, count) for count in (3, 2)], (), together(2, True))
+        lower([StepShape.even(ONE_F_ONE_B, 2, count) for count in (3, 2)], (), locksteps(2, True))
 
 
 @pytest.mark.parametrize(
-    ("spelling", "said"),
+    ("spelling", "message"),
     [
         ("G0 F0 F1", "0F0.1 comes before a gather of its weights"),
         ("G0 G1 G2 F0", "gather of weights for 0F0.2 comes before what is gathered is used"),
@@ -304,14 +312,14 @@ def test_unequal_counts_in_lockstep_are_refused() -> None:
         ("G0 B0", "nothing uses the weights or gradients of"),
     ],
 )
-def test_units_out_of_order(spelling: str, said: str) -> None:
+def test_units_out_of_order(spelling: str, message: str) -> None:
     kind = ActionKind.BACKWARD if "B" in spelling else ActionKind.FORWARD
     actions = [
         part if letter in "FB" else UnitCollective(letter == "S", part)
         for letter, number in spelling.split()
         for part in [Action(0, kind, 0, int(number))]
     ]
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         check_units(tuple(actions), True)
 
 
@@ -340,7 +348,7 @@ def test_who_waits_for_whom() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelled", "said"),
+    ("spelled", "message"),
     [
         ("1F0 1RECV_F0 1B0 1SEND_B0", "1F0 comes before 1RECV_F0"),
         ("1RECV_F0 1B0 1F0 1SEND_B0", "1B0 comes before 1F0"),
@@ -349,10 +357,10 @@ def test_who_waits_for_whom() -> None:
         ("1RECV_F0 1F0 1B0", "lacks or has too much: 1SEND_B0"),
     ],
 )
-def test_a_list_out_of_order(spelled: str, said: str) -> None:
+def test_a_list_out_of_order(spelled: str, message: str) -> None:
     kinds = {kind.value: kind for kind in ActionKind}
     actions = tuple(Action(int(word[0]), kinds[word[1:-1]], int(word[-1])) for word in spelled.split())
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         check_inputs(actions, 2, 1)
 
 
@@ -387,13 +395,17 @@ def test_the_simulation_does_what_lists_say(case: tuple[Problem, Plan]) -> None:
     count = len(pipeline.stages)
     shape = StepShape.even(plan.schedule, count, pipeline.num_micro_batches, pipeline.num_chunks)
     for stage, actions in enumerate(lower([shape])[0]):
-        own = [event for event in events if event.stage == stage]
-        for replica in {event.executor for event in own}:
-            mine = [e for e in own if e.executor == replica and not e.is_message]
+        stage_events = [event for event in events if event.stage == stage]
+        for replica in {event.executor for event in stage_events}:
+            mine = [e for e in stage_events if e.executor == replica and not e.is_message]
             assert [(e.kind == "backward", e.chunk * count + stage, e.micro_batch) for e in mine] == [
                 (a.backward, a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.kind in COMPUTES
             ]
-        sent = {(e.kind == "send_backward", e.chunk * count + stage, e.micro_batch) for e in own if "send" in e.kind}
+        sent = {
+            (e.kind == "send_backward", e.chunk * count + stage, e.micro_batch)
+            for e in stage_events
+            if "send" in e.kind
+        }
         sends = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD)
         assert sent == {
             (a.backward, a.stage, a.micro_batch) for a in actions if isinstance(a, Action) and a.kind in sends

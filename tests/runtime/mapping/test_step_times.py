@@ -50,10 +50,10 @@ def test_all_ranks_walk_what_rank_0_expects() -> None:
     even = StepTimes.even(layout, plan.schedule)
 
     def work(rank: int, times: tuple[StepTimes, StepTimes]) -> Any:
-        own = trainee(plan, MODEL, 4, times=times[rank])
+        rank_trainee = trainee(plan, MODEL, 4, times=times[rank])
         tokens = torch.zeros(4, 8, dtype=torch.int64)
-        own.step(lambda first, end: tokens[first:end], 1e-3)
-        return list(map(str, own.pipeline.actions))
+        rank_trainee.step(lambda first, end: tokens[first:end], 1e-3)
+        return list(map(str, rank_trainee.pipeline.actions))
 
     same, other = (run_in_order(2, lambda rank, t=t: work(rank, t)) for t in ((even, even), (even, slow_first)))
     assert same == other

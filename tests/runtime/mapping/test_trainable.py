@@ -45,17 +45,19 @@ def test_defaults_are_those_of_transformers(case: str) -> None:
     model_type, stated = case.partition("-")[0], SIZES | {"num_experts_per_tok": 2} | (CASES | WITH_EXPERTS)[case]
     stated = {key: value for key, value in stated.items() if case in WITH_EXPERTS or key in SIZES | CASES[case]}
     whole = auto.for_model(model_type, **stated).to_dict()
-    models = [model_from_config(Section(one, case), case) for one in ({"model_type": model_type, **stated}, whole)]
+    models = [
+        model_from_config(Section(config, case), case) for config in ({"model_type": model_type, **stated}, whole)
+    ]
     short, long = (execution_of(model) for model in models)
     assert short is not None
     assert long is not None
     for name, value in vars(long).items():
-        one = getattr(short, name)
+        short_value = getattr(short, name)
         if isinstance(value, Rotation) and value.rule == "default":
-            one = replace(one, original_positions=value.original_positions)  # which nothing reads
-        if name == "score_scale" and one is None and value is not None:
-            one = 1 / sqrt(models[0].head_dim)
-        assert one == value, name
+            short_value = replace(short_value, original_positions=value.original_positions)  # which nothing reads
+        if name == "score_scale" and short_value is None and value is not None:
+            short_value = 1 / sqrt(models[0].head_dim)
+        assert short_value == value, name
 
 
 def test_activations_and_optimizers_are_those_that_are_computed() -> None:

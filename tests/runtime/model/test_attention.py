@@ -38,16 +38,16 @@ def varlen_double(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **more: Any)
     assert given["max_q"] == given["max_k"] >= int(ends.diff().max())
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     assert ends[0] == 0 and ends[-1] == len(q)  # noqa: PT018
-    found = []
+    outputs = []
     for first, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         back = torch.arange(end - first)[:, None] - torch.arange(end - first)
         sees = (back >= 0) & (back <= (before if before >= 0 else end))
-        one, two, three = (x[first:end].transpose(0, 1) for x in (q, k, v))
-        found.append(functional.scaled_dot_product_attention(one, two, three, attn_mask=sees).transpose(0, 1))
-    return torch.cat(found)
+        query, key, value = (x[first:end].transpose(0, 1) for x in (q, k, v))
+        outputs.append(functional.scaled_dot_product_attention(query, key, value, attn_mask=sees).transpose(0, 1))
+    return torch.cat(outputs)
 
 
-def drawn(shard: RankShard) -> list[Tensor]:
+def random_inputs(shard: RankShard) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     q, kv = (end - first for first, end in (shard.share(PART.heads), shard.groups(PART.heads, PART.kv_heads)))
     return [
@@ -68,12 +68,12 @@ def test_windows_of_any_length_are_those_of_a_mask(
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(part, shard, TOKENS, LIKE)
     assert flash._mask is None
-    inputs = drawn(shard)
-    found, expected = (one(*inputs) for one in (flash, masked))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    inputs = random_inputs(shard)
+    output, expected = (attend(*inputs) for attend in (flash, masked))
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+    for gradient, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (output, expected)), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, TOKENS - 1])
@@ -93,9 +93,9 @@ def test_chunks_are_those_of_a_mask(
         give_flash_attention(monkeypatch)
         monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     chunked = WholeAttention(replace(PART, window=chunk, chunked=True), shard, TOKENS, LIKE)
-    inputs, at = drawn(shard), torch.arange(TOKENS)
+    inputs, at = random_inputs(shard), torch.arange(TOKENS)
     documents = None if borders is None else chunked.documents(torch.tensor(borders, dtype=torch.int32), SAMPLES)
-    found = chunked(*inputs, documents=documents)
+    output = chunked(*inputs, documents=documents)
     meets = shard.meets(PART.heads, PART.kv_heads)
     q, k, v = (x.permute(1, 2, 0, 3) for x in (inputs[0], *(x[:, :, meets] for x in inputs[1:])))
     sees = (at[:, None] >= at) & (at[:, None] // chunk == at // chunk)
@@ -105,10 +105,10 @@ def test_chunks_are_those_of_a_mask(
         sees = sees & (document[..., None] == document[..., None, :])
     masked = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
     expected = masked.permute(2, 0, 1, 3).flatten(2)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+    for gradient, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (output, expected)), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-12, atol=1e-12)
 
 
 def test_chunks_are_computed_without_a_mask_or_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,17 +119,17 @@ def test_chunks_are_computed_without_a_mask_or_copies(monkeypatch: pytest.Monkey
     lengths = [end - first for first, end in (block.keys for block in uneven._blocks)]
     assert sum(0.5 * length**2 for length in lengths) == part.pairs(TOKENS)
     chunked = WholeAttention(part, RankShard(), TOKENS - 1, LIKE)
-    inputs = [x[: TOKENS - 1] for x in drawn(RankShard())]
+    inputs = [x[: TOKENS - 1] for x in random_inputs(RankShard())]
     attend = functional.scaled_dot_product_attention
 
-    def counted(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+    def count(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
         nonlocal pairs
         assert (more["attn_mask"], more["is_causal"]) == (None, True)
         assert [x.untyped_storage().data_ptr() for x in (q, k, v)] == [x.data_ptr() for x in inputs]
         pairs += 0.5 * q.shape[0] * q.shape[1] * q.shape[2] ** 2
         return attend(q, k, v, **more)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", count)
     chunked(*inputs)
     assert pairs == SAMPLES * PART.heads * part.pairs(TOKENS - 1)
 
@@ -146,12 +146,12 @@ def test_documents_of_any_length_are_those_of_a_mask(
     give_flash_attention(monkeypatch)
     monkeypatch.setattr(attention, "varlen_attn", varlen_double)
     flash = WholeAttention(part, shard, TOKENS, LIKE)
-    inputs = drawn(shard)
-    found, expected = (one(*inputs, documents=one.documents(borders, SAMPLES)) for one in (flash, masked))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    weight = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
-    for own, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (found, expected)), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    inputs = random_inputs(shard)
+    output, expected = (attend(*inputs, documents=attend.documents(borders, SAMPLES)) for attend in (flash, masked))
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+    for gradient, other in zip(*(torch.autograd.grad(x, inputs, weight) for x in (output, expected)), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-12, atol=1e-12)
     (of_values,) = torch.autograd.grad(
         masked(*inputs, documents=masked.documents(borders, SAMPLES))[4, 0].sum(), inputs[2]
     )
@@ -161,12 +161,12 @@ def test_documents_of_any_length_are_those_of_a_mask(
 def test_nothing_slower_runs_in_the_place_of_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a device is said to have it, what its kernels cannot do is an error of torch."""
     give_flash_attention(monkeypatch)
-    one = WholeAttention(replace(PART, kv_heads=4), RankShard(), 7, LIKE)
+    attend = WholeAttention(replace(PART, kv_heads=4), RankShard(), 7, LIKE)
     with torch.no_grad():
-        q = drawn(RankShard())[0]
-        assert one(q, q, q).shape == (TOKENS, SAMPLES, PART.heads * PART.v_dim)
+        q = random_inputs(RankShard())[0]
+        assert attend(q, q, q).shape == (TOKENS, SAMPLES, PART.heads * PART.v_dim)
         with warnings.catch_warnings(action="ignore"), pytest.raises(RuntimeError, match="No available kernel"):
-            one(q.to(torch.int32), q.to(torch.int32), q.to(torch.int32))
+            attend(q.to(torch.int32), q.to(torch.int32), q.to(torch.int32))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def two_shards(draw: st.DrawFn) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
     runs = list(pairwise(cuts))
     mine = draw(st.sets(st.sampled_from(runs), min_size=1))
     others = [run for run in runs if run not in mine]
-    own = merge_runs(list(mine))
-    return own, own if not others or draw(st.booleans()) else merge_runs(others)
+    queries = merge_runs(list(mine))
+    return queries, queries if not others or draw(st.booleans()) else merge_runs(others)
 
 
 @given(two_shards(), st.integers(1, TOKENS))
@@ -60,7 +60,7 @@ def test_every_pair_that_the_mask_leaves_is_in_one_block(
         assert int(met.sum()) == causal_pairs(*shards)
 
 
-def merged(q: Tensor, k: Tensor, v: Tensor, runs: list[Range], window: int | None) -> tuple[Tensor, Tensor]:
+def merge_blocks(q: Tensor, k: Tensor, v: Tensor, runs: list[Range], window: int | None) -> tuple[Tensor, Tensor]:
     out, lse = torch.zeros_like(q), torch.full(q.shape[:-1], -torch.inf, dtype=q.dtype)
     for block in blocks(runs, runs, window):
         at, seen = slice(*block.queries), slice(*block.keys)
@@ -84,17 +84,17 @@ def test_merged_blocks_are_attention(window: int | None, piece: int, monkeypatch
     expected = torch.autograd.grad(want, (q, k, v), grad)
     q, k, v = (x.detach() for x in (q, k, v))
     runs = [(0, 5), (5, 6), (6, TOKENS)]
-    out, lse = merged(q, k, v, runs, window)
+    out, lse = merge_blocks(q, k, v, runs, window)
     torch.testing.assert_close(out, want, rtol=0, atol=1e-13)
-    found = [torch.zeros_like(x) for x in (q, k, v)]
+    gradients = [torch.zeros_like(x) for x in (q, k, v)]
     for block in blocks(runs, runs, window):
         at, seen = slice(*block.queries), slice(*block.keys)
-        own = attend_backward(
+        block_gradients = attend_backward(
             block, grad[:, :, at], q[:, :, at], k[:, :, seen], v[:, :, seen], out[:, :, at], lse[:, :, at]
         )
-        for whole, part, rows in zip(found, own, (at, seen, seen), strict=True):
+        for whole, part, rows in zip(gradients, block_gradients, (at, seen, seen), strict=True):
             whole[:, :, rows] += part
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
 
 

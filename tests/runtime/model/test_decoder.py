@@ -240,9 +240,9 @@ def test_logits_loss_and_gradients_are_those_of_transformers(case: str, tmp_path
     if case.startswith("nemotron_h"):  # whose parameters transformers renames as it loads them
         expected = {name.replace("model.", "backbone."): gradient for name, gradient in expected.items()}
     grads = [(name, values.grad) for name, values in weights.items() if values.grad is not None]
-    found = dict(FileLayout(model).stored_tensors(grads))
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
+    stored_gradients = dict(FileLayout(model).stored_tensors(grads))
+    assert stored_gradients.keys() == expected.keys()
+    for name, gradient in stored_gradients.items():
         close = CLOSE.get(case, 1e-5) * float(expected[name].abs().max())
         torch.testing.assert_close(gradient, expected[name], atol=close, rtol=0)
 

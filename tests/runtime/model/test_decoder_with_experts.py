@@ -88,7 +88,7 @@ def causal_lm(case: str) -> Any:
     return model
 
 
-def as_trained(model: ModelSpec, path: Path) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def first_step(model: ModelSpec, path: Path) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Logits, the loss and gradients of a step of one process, and its parameters."""
     inputs, labels = sequences(model)
     batch = inputs.shape[1]
@@ -119,7 +119,7 @@ def test_experts_compute_what_transformers_does(case: str, tmp_path: Path) -> No
     theirs.save_pretrained(tmp_path)
     model = read_model(tmp_path / "config.json")
     assert untrainable(model, Workload(2, TOKENS, precision="fp32")) is None
-    logits, loss, gradients = as_trained(model, tmp_path)
+    logits, loss, gradients = first_step(model, tmp_path)
     inputs, labels = sequences(model)
     expected = theirs(inputs.T, use_cache=False).logits.transpose(0, 1)
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)

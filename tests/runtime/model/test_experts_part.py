@@ -28,7 +28,7 @@ def test_a_grouped_product_is_the_loop_over_experts(
     grad = torch.randn(products.shape, generator=generator).to(dtype)
     near = {torch.float64: 1e-14, torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype]
     torch.testing.assert_close(products, looped, atol=near, rtol=near)
-    ours, theirs = (torch.autograd.grad(one, leaves, grad) for one in (products, looped))
+    ours, theirs = (torch.autograd.grad(product, leaves, grad) for product in (products, looped))
     torch.testing.assert_close(ours, theirs, atol=near, rtol=near)
 
 

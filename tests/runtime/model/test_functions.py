@@ -14,11 +14,11 @@ from runtime.model.tensor_parallel import RankTpGroup
 UNSHARDED = RankTpGroup(0, ((0, 3),), adapter_scale=1.5)
 
 
-def drawn(*shape: int) -> Tensor:
+def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-TABLES = drawn(3, 1, 1, 6), drawn(3, 1, 1, 6).flip(-1)  # any numbers in place of cosines and sines
+TABLES = draw(3, 1, 1, 6), draw(3, 1, 1, 6).flip(-1)  # any numbers in place of cosines and sines
 
 
 def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,57 +40,57 @@ def plain_clamped_gate(gate: Tensor, up: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
-    "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 5), drawn(5))),
+    "norm": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (draw(3, 2, 5), draw(5))),
     "norm without weights": (
         lambda x: rms_norm(x, None, 0.1),
         lambda x: functional.rms_norm(x, (x.shape[-1],), None, 0.1),
-        (drawn(3, 2, 5),),
+        (draw(3, 2, 5),),
     ),
-    "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (drawn(3, 2, 4, 6), drawn(6))),
+    "norm of heads": (lambda x, w: rms_norm(x, w, 0.1), plain_norm, (draw(3, 2, 4, 6), draw(6))),
     **{
         f"gated by {name}": (
             partial(activate, name),
             partial(lambda act, gate, up: act(gate) * up, act),
-            (drawn(3, 2, 5), drawn(3, 2, 5)),
+            (draw(3, 2, 5), draw(3, 2, 5)),
         )
         for name, (act, _) in ACTIVATIONS.items()
     },
-    **{name: (partial(activate, name), act, (drawn(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
-    "clamped gate": (partial(clamped_gate, 1.7, 0.5), plain_clamped_gate, (drawn(3, 2, 5), drawn(3, 2, 5).flip(0))),
+    **{name: (partial(activate, name), act, (draw(3, 2, 5),)) for name, (act, _) in ACTIVATIONS.items()},
+    "clamped gate": (partial(clamped_gate, 1.7, 0.5), plain_clamped_gate, (draw(3, 2, 5), draw(3, 2, 5).flip(0))),
     "norm of one plus weights": (
         lambda x, w: rms_norm(x, w, 0.1, is_unit=True),
         lambda x, w: plain_norm(x, 1 + w),
-        (drawn(3, 2, 5), drawn(5)),
+        (draw(3, 2, 5), draw(5)),
     ),
     "rotation": (
         lambda q, k: torch.cat(rotate(*TABLES, q, k), dim=2),
         lambda q, k: plain_rotation(*TABLES, q, k),
-        (drawn(3, 2, 4, 6), drawn(3, 2, 2, 6)),
+        (draw(3, 2, 4, 6), draw(3, 2, 2, 6)),
     ),
     "columns": (
         lambda x, a, b, bias: torch.cat(UNSHARDED.columns(x, [a, b], [bias, None]), dim=-1),
         lambda x, a, b, bias: torch.cat([functional.linear(x, a, bias), functional.linear(x, b)], dim=-1),
-        (drawn(3, 2, 5), drawn(4, 5), drawn(7, 5), drawn(4)),
+        (draw(3, 2, 5), draw(4, 5), draw(7, 5), draw(4)),
     ),
     "rows of what is not contiguous": (
         lambda x, a: UNSHARDED.rows(x.transpose(0, 1), a),
         lambda x, a: functional.linear(x.transpose(0, 1), a),
-        (drawn(2, 3, 5), drawn(4, 5)),
+        (draw(2, 3, 5), draw(4, 5)),
     ),
     "columns with an adapter": (
         lambda x, a, b, down, up: torch.cat(UNSHARDED.columns(x, [a, b], [None, None], [None, (down, up)]), dim=-1),
         lambda x, a, b, down, up: torch.cat([functional.linear(x, a), functional.linear(x, b + 1.5 * up @ down)], -1),
-        (drawn(3, 2, 5), drawn(4, 5), drawn(7, 5), drawn(2, 5), drawn(7, 2)),
+        (draw(3, 2, 5), draw(4, 5), draw(7, 5), draw(2, 5), draw(7, 2)),
     ),
     "rows with an adapter": (
         lambda x, a, down, up: UNSHARDED.rows(x, a, (down, up)),
         lambda x, a, down, up: functional.linear(x, a + 1.5 * up @ down),
-        (drawn(3, 2, 5), drawn(4, 5), drawn(2, 5), drawn(4, 2)),
+        (draw(3, 2, 5), draw(4, 5), draw(2, 5), draw(4, 2)),
     ),
     "recomputed": (
         lambda x, w: recompute(lambda a, b: (a * b).tanh() * a, x, w),
         lambda x, w: (x * w).tanh() * x,
-        (drawn(3, 2, 5), drawn(5)),
+        (draw(3, 2, 5), draw(5)),
     ),
 }
 
@@ -100,15 +100,15 @@ def test_values_and_gradients_are_those_of_autograd(case: str) -> None:
     ours, theirs, inputs = CASES[case]
     given = [x.clone().requires_grad_() for x in inputs]
     torch.testing.assert_close(ours(*given), theirs(*given), rtol=1e-12, atol=1e-12)
-    weight = drawn(*theirs(*given).shape)
-    found, expected = (torch.autograd.grad(one(*given), given, weight) for one in (ours, theirs))
-    for own, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+    weight = draw(*theirs(*given).shape)
+    gradients, expected = (torch.autograd.grad(function(*given), given, weight) for function in (ours, theirs))
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(ours, given)
 
 
 def test_gradients_of_what_is_closed_over_come_too() -> None:
-    x, w = drawn(3, 5).requires_grad_(), drawn(5).requires_grad_()
+    x, w = draw(3, 5).requires_grad_(), draw(5).requires_grad_()
     recompute(lambda a: (a * w).sin(), x).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(w.grad, ((x * w).cos() * x).sum(dim=0).detach())
     torch.testing.assert_close(x.grad, ((x * w).cos() * w).detach())
@@ -121,7 +121,7 @@ def test_what_is_recomputed_is_run_once_without_gradients() -> None:
         runs.append(torch.is_grad_enabled())
         return x.sin()
 
-    x = drawn(3).requires_grad_()
+    x = draw(3).requires_grad_()
     with torch.no_grad():
         recompute(run, x)
     assert runs == [False]
@@ -130,33 +130,33 @@ def test_what_is_recomputed_is_run_once_without_gradients() -> None:
 
 
 def saved_elements(run: Callable[[], Tensor]) -> int:
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         run()
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def test_what_is_kept() -> None:
-    x, up, weight = (drawn(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
+    x, up, weight = (draw(*shape).requires_grad_() for shape in ((3, 2, 5), (3, 2, 5), (5,)))
     assert saved_elements(lambda: rms_norm(x, weight, 0.1)) == 30 + 5 + 6
     assert saved_elements(lambda: activate("silu", x, up)) == 60
     assert saved_elements(lambda: clamped_gate(1.7, 0.5, x, up)) == 60
     assert saved_elements(lambda: recompute(lambda a: a.sin().exp(), x)) == 30
-    q, k = drawn(3, 2, 4, 6).requires_grad_(), drawn(3, 2, 2, 6).requires_grad_()
+    q, k = draw(3, 2, 4, 6).requires_grad_(), draw(3, 2, 2, 6).requires_grad_()
     assert saved_elements(lambda: rotate(*TABLES, q, k)[0]) == 18 + 18
-    a, b = drawn(4, 5).requires_grad_(), drawn(7, 5).requires_grad_()
+    a, b = draw(4, 5).requires_grad_(), draw(7, 5).requires_grad_()
     assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 30 + 20 + 35
     assert saved_elements(lambda: UNSHARDED.rows(x.transpose(0, 1), a)) == 30 + 20
 
 
 def test_frozen_matrices_keep_no_input_and_norms_make_no_gradient() -> None:
-    x, a, b, weight = drawn(3, 2, 5).requires_grad_(), drawn(4, 5), drawn(7, 5), drawn(5)
-    down, up = drawn(2, 5).requires_grad_(), drawn(7, 2).requires_grad_()
+    x, a, b, weight = draw(3, 2, 5).requires_grad_(), draw(4, 5), draw(7, 5), draw(5)
+    down, up = draw(2, 5).requires_grad_(), draw(7, 2).requires_grad_()
     assert saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None])[0]) == 20 + 35
     with_one = saved_elements(lambda: UNSHARDED.columns(x, [a, b], [None, None], [None, (down, up)])[0])
     assert with_one == 30 + 20 + 35 + 10 + 14 + 6 * 2

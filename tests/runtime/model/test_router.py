@@ -60,15 +60,15 @@ def test_logits_of_bf16_are_exact_products() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*s, generator=generator).bfloat16().requires_grad_() for s in ((5, 4), (3, 4), (3,)))
     logits = router_logits(x, weight, bias)
-    copies = [one.detach().float().requires_grad_() for one in (x, weight, bias)]
+    copies = [tensor.detach().float().requires_grad_() for tensor in (x, weight, bias)]
     expected = functional.linear(*copies)
     torch.testing.assert_close(logits, expected, atol=0, rtol=0)
     logits.square().sum().backward()  # type: ignore[no-untyped-call]
     expected.square().sum().backward()  # type: ignore[no-untyped-call]
-    for one, copy in zip((x, weight, bias), copies, strict=True):
-        assert one.grad is not None
+    for leaf, copy in zip((x, weight, bias), copies, strict=True):
+        assert leaf.grad is not None
         assert copy.grad is not None
-        torch.testing.assert_close(one.grad, copy.grad.bfloat16(), atol=0, rtol=0)
+        torch.testing.assert_close(leaf.grad, copy.grad.bfloat16(), atol=0, rtol=0)
 
 
 def test_the_balance_loss_of_a_sequence_has_the_gradient_of_its_formula() -> None:

@@ -26,7 +26,7 @@ from runtime.parallel.gradient_sync import GradientSync
 from runtime.settings import ExpertTraining
 from runtime.training.trainee import initial_values
 from tests.runtime.expert_plans import SHAPES, expert_features, expert_model, random_expert_plan
-from tests.runtime.parallel.test_compiled import MODEL, ONE, check_equal, trained
+from tests.runtime.parallel.test_compiled import MODEL, ONE, check_equal, train
 from tests.runtime.parallel.test_split_backwards import random_times, split_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, SETTINGS, equal_one_process, features, trainee, whole
 from tests.runtime.parallel.test_training_of_kinds import MODELS, batch, small_plan
@@ -40,14 +40,14 @@ QUICK, SLOW = 8, 30
 CLOSE = 1e-13
 
 
-def begun(part: ParameterPart) -> torch.Tensor:
+def initial_values(part: ParameterPart) -> torch.Tensor:
     """As drawn, but for B, which would leave A without a gradient."""
     if UP in part.name.split("."):
         return 10 * initial_values(1, replace(part, name=part.name.replace(UP, "matrix"), initial=None))
     return initial_values(1, part)
 
 
-BOTH = {"adapters": ALL, "initial": begun}
+BOTH = {"adapters": ALL, "initial": initial_values}
 
 
 def small(seed: int) -> tuple[Plan, ModelSpec, int]:
@@ -62,16 +62,16 @@ def adapters_of(seed: int) -> Adapters:
 
 @pytest.mark.parametrize("seed", slow_but(range(QUICK), range(SLOW)))
 def test_a_plan_trains_adapters_as_one_process_over_one_queue(seed: int) -> None:
-    both = {"adapters": adapters_of(seed), "initial": begun}
+    both = {"adapters": adapters_of(seed), "initial": initial_values}
     of_gradients, of_losses = equal_one_process(small(seed), 2, SEQ_LEN, run_in_order, both=both)
     assert max(of_gradients, of_losses) <= CLOSE
 
 
 def test_plans_with_adapters_have_what_matters() -> None:
-    found = set().union(*(features(*small(seed)[:2]) for seed in range(QUICK)))
+    plan_features = set().union(*(features(*small(seed)[:2]) for seed in range(QUICK)))
     wanted = {"gpipe", "1f1b", "interleaved", "layer ranges", "replicas", "TP 2", "TP 3"}
     wanted |= {"uneven heads", "full", "selective", "joined"}
-    assert wanted | {"ZeRO-0 over all", "ZeRO-1 over all", "tied embeddings on different stages"} <= found
+    assert wanted | {"ZeRO-0 over all", "ZeRO-1 over all", "tied embeddings on different stages"} <= plan_features
 
 
 @pytest.mark.parametrize("seed", slow_but((7,), (7, 253)))
@@ -110,16 +110,16 @@ def test_a_plan_trains_adapters_beside_frozen_experts(seed: int) -> None:
     is_latent = any(kind.attention is not None and kind.attention.kv_rank for kind in case[1].kinds)
     targets = "attention" if is_latent else ("attention", "qv", "qkv", "o")[seed % 4]
     adapters = Adapters(Lora(1 + seed % 4, targets), 2.0)
-    both = {"adapters": adapters, "initial": begun, "experts": ExpertTraining(sequence_balance=0.1)}
+    both = {"adapters": adapters, "initial": initial_values, "experts": ExpertTraining(sequence_balance=0.1)}
     run = partial(run_in_order, one_queue=seed % 3 > 0)
     of_gradients, of_losses = equal_one_process(case, 2, SEQ_LEN, run, both=both)
     assert max(of_gradients, of_losses) <= CLOSE
 
 
 def test_those_plans_share_experts_in_every_way() -> None:
-    found = set().union(*(expert_features(*with_experts(seed)[:2]) for seed in EXPERT_SEEDS))
+    plan_features = set().union(*(expert_features(*with_experts(seed)[:2]) for seed in EXPERT_SEEDS))
     wanted = {"stated experts", "experts alone", "uneven samples", "TP beside experts", "even experts", *SHAPES}
-    assert wanted <= found, wanted - found
+    assert wanted <= plan_features, wanted - plan_features
 
 
 OF_KINDS = (
@@ -164,15 +164,15 @@ def test_every_adapter_has_a_gradient_behind_a_frozen_embedding(policy: str) -> 
     """Recomputed layers, whose inputs would need none, would have none, and sums would count that as zero."""
 
     def work(rank: int) -> Any:
-        own = trainee(one_stage(MODEL, policy), MODEL, 2, **BOTH)
+        rank_trainee = trainee(one_stage(MODEL, policy), MODEL, 2, **BOTH)
         tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        own.gradients(lambda first, end: tokens[first:end])
-        views = {name: view for bucket in own.buckets for name, view, _ in bucket.pieces(bucket.gradient)}
+        rank_trainee.gradients(lambda first, end: tokens[first:end])
+        views = {name: view for bucket in rank_trainee.buckets for name, view, _ in bucket.pieces(bucket.gradient)}
         return {name: view.abs().sum().item() for name, view in views.items()}
 
-    (found,) = run_ranks(1, work)
-    assert len(found) == 2 * 7 * MODEL.num_layers
-    assert min(found.values()) > 0, min(found, key=found.__getitem__)
+    (sums,) = run_ranks(1, work)
+    assert len(sums) == 2 * 7 * MODEL.num_layers
+    assert min(sums.values()) > 0, min(sums, key=sums.__getitem__)
 
 
 def test_what_is_frozen_has_no_gradient_no_bucket_and_stays() -> None:
@@ -185,19 +185,19 @@ def test_what_is_frozen_has_no_gradient_no_bucket_and_stays() -> None:
             came(self, name, weight)
 
         with patch.object(GradientSync, "_add_to_buckets", count):
-            own = trainee(one_stage(MODEL, "full"), MODEL, 2, torch.bfloat16, torch.bfloat16, **BOTH)
-            before = {name: weight.detach().clone() for name, weight in own.weights.items()}
+            rank_trainee = trainee(one_stage(MODEL, "full"), MODEL, 2, torch.bfloat16, torch.bfloat16, **BOTH)
+            before = {name: weight.detach().clone() for name, weight in rank_trainee.weights.items()}
             tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1))
-            own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
-        for name, weight in own.weights.items():
+            rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+        for name, weight in rank_trainee.weights.items():
             is_adapter = DOWN in name or UP in name
             assert weight.requires_grad == is_adapter
             assert torch.equal(weight, before[name]) != is_adapter
             assert weight.dtype == (torch.float32 if is_adapter else torch.bfloat16)
             assert is_adapter or weight.grad is None
-        assert own.optimizer.masters == [None] * len(own.buckets)
-        assert {part.name for bucket in own.buckets for part in bucket.parts} == {
-            name for name, weight in own.weights.items() if weight.requires_grad
+        assert rank_trainee.optimizer.masters == [None] * len(rank_trainee.buckets)
+        assert {part.name for bucket in rank_trainee.buckets for part in bucket.parts} == {
+            name for name, weight in rank_trainee.weights.items() if weight.requires_grad
         }
         return None
 
@@ -209,14 +209,20 @@ def test_two_byte_adapters_are_stepped_as_they_are_stored() -> None:
     adapters = Adapters(Lora(3, adapter_bytes=2), 6.0)
 
     def work(rank: int) -> Any:
-        own = trainee(
-            one_stage(MODEL, "none"), MODEL, 2, torch.bfloat16, torch.bfloat16, adapters=adapters, initial=begun
+        rank_trainee = trainee(
+            one_stage(MODEL, "none"),
+            MODEL,
+            2,
+            torch.bfloat16,
+            torch.bfloat16,
+            adapters=adapters,
+            initial=initial_values,
         )
         tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        losses = [own.step(lambda first, end: tokens[first:end], 0.03)[0] for _ in range(10)]
-        assert own.optimizer.masters == [None] * len(own.buckets)
-        assert {bucket.gradient.dtype for bucket in own.buckets} == {torch.bfloat16}
-        assert {moment.dtype for own_moments in own.optimizer.moments for moment in own_moments.values()} == {
+        losses = [rank_trainee.step(lambda first, end: tokens[first:end], 0.03)[0] for _ in range(10)]
+        assert rank_trainee.optimizer.masters == [None] * len(rank_trainee.buckets)
+        assert {bucket.gradient.dtype for bucket in rank_trainee.buckets} == {torch.bfloat16}
+        assert {moment.dtype for own_moments in rank_trainee.optimizer.moments for moment in own_moments.values()} == {
             torch.float32
         }
         return losses
@@ -229,9 +235,9 @@ def test_adapters_begin_as_nothing_whatever_the_plan() -> None:
     """B is zero, so that the first loss is that of the model alone; A is uniform, and the same of every cut."""
 
     def work(rank: int, adapters: Adapters | None) -> Any:
-        own = trainee(whole(MODEL, 2), MODEL, 2, adapters=adapters)
+        rank_trainee = trainee(whole(MODEL, 2), MODEL, 2, adapters=adapters)
         tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        return own.loss(lambda first, end: tokens[first:end])
+        return rank_trainee.loss(lambda first, end: tokens[first:end])
 
     (with_them,), (without,) = (run_ranks(1, partial(work, adapters=adapters)) for adapters in (ALL, None))
     assert with_them == without
@@ -251,10 +257,10 @@ def test_compiled_layers_train_adapters_as_plain_ones(tp: int, backend: str) -> 
     model = replace(MODEL, num_layers=2)
     stage = Stage(TensorParallel(tuple(range(tp))), ((0, 2),), ("selective", "full"))
     plan = Plan((Pipeline((stage,), 2),))
-    check_equal(trained(plan, model, backend, **BOTH), trained(plan, model, **BOTH))
+    check_equal(train(plan, model, backend, **BOTH), train(plan, model, **BOTH))
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_loss_in_chunks_needs_no_gradient_of_a_frozen_head(tied: bool) -> None:
     model = replace(MODEL, tied_embeddings=tied)
-    check_equal(trained(ONE, model, chunk=5, **BOTH), trained(ONE, model, **BOTH))
+    check_equal(train(ONE, model, chunk=5, **BOTH), train(ONE, model, **BOTH))

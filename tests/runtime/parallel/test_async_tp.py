@@ -32,36 +32,36 @@ HIDDEN, SAMPLES, TOKENS = 6, 2, ((0, 4), (4, 8))
 COLUMNS = (5, 3)  # of each rank
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
+def draw(seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-def computed(rank: int, is_async: bool, adapted: bool, late: LateProducts | None) -> list[Any]:
+def compute(rank: int, is_async: bool, adapted: bool, late: LateProducts | None) -> list[Any]:
     """What a rank makes by two products there and one back, and all gradients."""
     tp = RankTpGroup(rank, TOKENS, dist.group.WORLD, late, 0.5, is_async)
     assert (tp.fused_group is not None) == is_async
-    x, width = drawn(1 + rank, 4, SAMPLES, HIDDEN), COLUMNS[rank]
-    gate, up, down = drawn(3 + rank, width, HIDDEN), drawn(5 + rank, width, HIDDEN), drawn(7 + rank, HIDDEN, width)
-    bias, leaves = drawn(9 + rank, width), list[Tensor]()
+    x, width = draw(1 + rank, 4, SAMPLES, HIDDEN), COLUMNS[rank]
+    gate, up, down = draw(3 + rank, width, HIDDEN), draw(5 + rank, width, HIDDEN), draw(7 + rank, HIDDEN, width)
+    bias, leaves = draw(9 + rank, width), list[Tensor]()
 
     def adapter(seed: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor] | None:
-        pair = drawn(seed, 2, inputs), drawn(seed + 1, outputs, 2)
+        pair = draw(seed, 2, inputs), draw(seed + 1, outputs, 2)
         leaves.extend(pair)
         return pair if adapted else None
 
     products = tp.columns(x, [gate, up], [bias, None], [adapter(20, HIDDEN, width), None])
-    found = tp.rows(products[0] * products[1], down, adapter(30, width, HIDDEN))
+    output = tp.rows(products[0] * products[1], down, adapter(30, width, HIDDEN))
     matrices = {0: [gate, up, down]}
     if late is None:
-        (found * drawn(40 + rank, *found.shape)).sum().backward()
+        (output * draw(40 + rank, *output.shape)).sum().backward()
     else:
         with late.puts_off(0, matrices):
-            (found * drawn(40 + rank, *found.shape)).sum().backward()
+            (output * draw(40 + rank, *output.shape)).sum().backward()
         assert down.grad is None
         late.run(0, 0)
     gradients = [leaf.grad for leaf in (x, gate, up, down, bias, *leaves)]
-    return [None if one is None else one.numpy().copy() for one in (found.detach(), *gradients)]
+    return [None if tensor is None else tensor.numpy().copy() for tensor in (output.detach(), *gradients)]
 
 
 @pytest.mark.parametrize("case", ["plain", "adapters", "late"])
@@ -69,7 +69,7 @@ def test_values_and_gradients_are_those_of_plain_products(case: str) -> None:
     def work(rank: int) -> Any:
         calls: list[str] = []
 
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def count_calls(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any, **named: Any) -> Any:
                 calls.append(function.__name__)
                 return function(*arguments, **named)
@@ -78,9 +78,9 @@ def test_values_and_gradients_are_those_of_plain_products(case: str) -> None:
 
         with ExitStack() as stack:
             for function in (network.gathered_products, network.scattered_product):
-                stack.enter_context(patch.object(tensor_parallel, function.__name__, counted(function)))
+                stack.enter_context(patch.object(tensor_parallel, function.__name__, count_calls(function)))
             both = [
-                computed(rank, is_async, case == "adapters", LateProducts() if case == "late" else None)
+                compute(rank, is_async, case == "adapters", LateProducts() if case == "late" else None)
                 for is_async in (False, True)
             ]
         return both, calls
@@ -89,12 +89,12 @@ def test_values_and_gradients_are_those_of_plain_products(case: str) -> None:
         # Adapters' second matrices read what is summed, so that their product back is a plain one.
         expected = ["gathered_products", "scattered_product", "gathered_products"]
         assert calls == (expected[:1] if case == "adapters" else expected)
-        assert len([one for one in plain if one is not None]) == (10 if case == "adapters" else 6)
-        for own, other in zip(fused, plain, strict=True):
-            assert (own is None) == (other is None)
-            if own is None:
+        assert len([tensor for tensor in plain if tensor is not None]) == (10 if case == "adapters" else 6)
+        for values, other in zip(fused, plain, strict=True):
+            assert (values is None) == (other is None)
+            if values is None:
                 continue
-            np.testing.assert_allclose(own, other, rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(values, other, rtol=1e-12, atol=1e-13)
 
 
 def test_unequally_many_tokens_are_exchanged_plainly() -> None:
@@ -125,6 +125,6 @@ def test_it_needs_gpus_that_read_each_other(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InputError, match=r"train\.async_tp: true needs GPUs, and this process computes on a CPU"):
         check_async_tp(torch.device("cpu"))
     monkeypatch.setattr("runtime.device.num_gpus", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: other != 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: other != 2)
     with pytest.raises(InputError, match="GPU 0 cannot read the memory of GPU 2; take false"):
         check_async_tp(torch.device("cuda", 0))

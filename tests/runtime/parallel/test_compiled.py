@@ -47,9 +47,7 @@ TWO_STAGES = Plan(
 )
 
 
-def trained(
-    plan: Plan, model: ModelSpec, backend: str | None = None, chunk: int | None = None, **more: Any
-) -> list[Any]:
+def train(plan: Plan, model: ModelSpec, backend: str | None = None, chunk: int | None = None, **more: Any) -> list[Any]:
     """By rank: all gradients and the loss, of one step and after it; and how many graphs were compiled. Trainees get
     what is in `more`."""
 
@@ -57,23 +55,23 @@ def trained(
         counters.clear()
         compiling = partial(torch.compile, backend=backend) if backend else torch.compile
         with patch.object(torch, "compile", compiling), patch("torch._inductor.config.compile_threads", 1):
-            own = trainee(plan, model, 2, compile_layers=backend is not None, loss_chunk_tokens=chunk, **more)
+            rank_trainee = trainee(plan, model, 2, compile_layers=backend is not None, loss_chunk_tokens=chunk, **more)
             tokens = torch.randint(model.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-            loss = own.gradients(lambda first, end: tokens[first:end])
-            gradients = [bucket.gradient.numpy().copy() for bucket in own.buckets]
-            following = own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+            loss = rank_trainee.gradients(lambda first, end: tokens[first:end])
+            gradients = [bucket.gradient.numpy().copy() for bucket in rank_trainee.buckets]
+            following = rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
         return gradients, loss, following, counters["stats"]["unique_graphs"]
 
     return run_ranks(len(plan.devices()), work)
 
 
-def check_equal(found: list[Any], expected: list[Any]) -> None:
-    for (gradients, loss, following, _), (wanted, of_loss, after, _) in zip(found, expected, strict=True):
+def check_equal(results: list[Any], expected: list[Any]) -> None:
+    for (gradients, loss, following, _), (wanted, of_loss, after, _) in zip(results, expected, strict=True):
         assert loss == pytest.approx(of_loss, rel=1e-12)
         assert following == pytest.approx(after, rel=1e-12)
-        most = max(float(np.abs(one).max()) for one in wanted)
-        for own, one in zip(gradients, wanted, strict=True):
-            np.testing.assert_allclose(own, one, rtol=1e-12, atol=1e-12 * most)
+        most = max(float(np.abs(values).max()) for values in wanted)
+        for gradient, want in zip(gradients, wanted, strict=True):
+            np.testing.assert_allclose(gradient, want, rtol=1e-12, atol=1e-12 * most)
 
 
 @pytest.mark.parametrize(
@@ -81,25 +79,25 @@ def check_equal(found: list[Any], expected: list[Any]) -> None:
     slow_but([(ONE, "eager")], [(ONE, "eager"), (ONE, "aot_eager"), (UNEVEN, "inductor")]),
 )
 def test_compiled_layers_train_as_plain_ones(plan: Plan, backend: str) -> None:
-    found = trained(plan, MODEL, backend)
-    check_equal(found, trained(plan, MODEL))
+    results = train(plan, MODEL, backend)
+    check_equal(results, train(plan, MODEL))
     # One graph for all layers of a policy; of those with full recompute one without a backward and one with it, which
     # is that of layers without recompute. In a TP group more: those between collectives.
-    assert [graphs for *_, graphs in found] == [3] if plan == ONE else all(graphs > 3 for *_, graphs in found)
+    assert [graphs for *_, graphs in results] == [3] if plan == ONE else all(graphs > 3 for *_, graphs in results)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_layers_of_kinds_train_as_plain_ones(name: str) -> None:
     plan = Plan((Pipeline((Stage(TensorParallel((0,)), ((0, 4),), ("none", "selective", "full", "full")),), 2),))
-    check_equal(trained(plan, MODELS[name], "aot_eager"), trained(plan, MODELS[name]))
+    check_equal(train(plan, MODELS[name], "aot_eager"), train(plan, MODELS[name]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["norms of all heads", "Mamba-2, a norm of all heads"])
 def test_compiled_layers_sum_squares_over_ranks(name: str) -> None:
     plan = Plan((Pipeline((Stage(TensorParallel((0, 1)), ((0, 4),), ("none", "selective", "full", "full")),), 2),))
-    check_equal(trained(plan, MODELS[name], "aot_eager"), trained(plan, MODELS[name]))
+    check_equal(train(plan, MODELS[name], "aot_eager"), train(plan, MODELS[name]))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +105,4 @@ def test_compiled_layers_sum_squares_over_ranks(name: str) -> None:
 )
 def test_a_loss_in_chunks_is_that_of_all_logits(chunk: int, tied: bool) -> None:
     model = replace(MODEL, tied_embeddings=tied)
-    check_equal(trained(TWO_STAGES, model, chunk=chunk), trained(TWO_STAGES, model))
+    check_equal(train(TWO_STAGES, model, chunk=chunk), train(TWO_STAGES, model))

@@ -20,7 +20,7 @@ from runtime.mapping.layout import layout_of
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.times import StepTimes
 from tests.conftest import STRESS
-from tests.runtime.memory_cases import LLAMA, compared, even_plan
+from tests.runtime.memory_cases import LLAMA, compare, even_plan
 from tests.runtime.parallel.test_split_backwards import random_times
 from tests.runtime.parallel.test_training import SEQ_LEN, equal_one_process
 from tests.runtime.ranks import random_plan
@@ -105,10 +105,10 @@ def test_memory_is_what_is_predicted(schedule: Schedule, policy: str, depths: tu
     plan = even_plan(model, schedule, policy, stages=len(depths), batches=6)
     stages = [replace(stage, in_flight=n) for stage, n in zip(plan.pipelines[0].stages, depths, strict=True)]
     plan = replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stages)),))
-    usual = compared(even_plan(model, schedule, policy, stages=len(depths), batches=6), model, Workload(6, 128))
-    for one, was in zip(compared(plan, model, Workload(6, 128)), usual, strict=True):
-        assert abs(one.off("activations")) <= 0.01
-        assert abs(one.off("logits")) <= 0.01
-        assert -0.03 <= one.predicted.tensors / one.peak_bytes - 1 <= 0.01
-        other = stages[one.stage].in_flight != len(depths) - one.stage
-        assert (one.measured.activations != was.measured.activations) == other
+    usual = compare(even_plan(model, schedule, policy, stages=len(depths), batches=6), model, Workload(6, 128))
+    for comparison, was in zip(compare(plan, model, Workload(6, 128)), usual, strict=True):
+        assert abs(comparison.off("activations")) <= 0.01
+        assert abs(comparison.off("logits")) <= 0.01
+        assert -0.03 <= comparison.predicted.tensors / comparison.peak_bytes - 1 <= 0.01
+        other = stages[comparison.stage].in_flight != len(depths) - comparison.stage
+        assert (comparison.measured.activations != was.measured.activations) == other

@@ -49,7 +49,7 @@ def corpus(folder: Path, model: ModelSpec, batch: int) -> Batches:
     return Batches(folder / "tokens.npy", SEQ_LEN, 0, SEPARATOR)
 
 
-def alone(model: ModelSpec, weights: dict[str, Any], tokens: Tensor, labels: Tensor, place: int) -> Tensor:
+def document_loss(model: ModelSpec, weights: dict[str, Any], tokens: Tensor, labels: Tensor, place: int) -> Tensor:
     """The sum of cross entropies of one document, by a decoder that is as long as it is, its first token at `place`."""
     length, shard = len(tokens), RankShard()
     chunk = Chunk(0, (0, model.num_layers), ("none",) * model.num_layers, first=True, last=True)
@@ -69,12 +69,14 @@ def reference(model: ModelSpec, batches: Batches, batch: int, *, resets: bool) -
         first = 0
         for end in range(1, SEQ_LEN + 1):
             if sequence[end - 1] == SEPARATOR or end == SEQ_LEN:
-                loss = alone(model, weights, sequence[first:end], sequence[first + 1 : end + 1], 0 if resets else first)
+                loss = document_loss(
+                    model, weights, sequence[first:end], sequence[first + 1 : end + 1], 0 if resets else first
+                )
                 (loss / (batch * SEQ_LEN)).backward()  # type: ignore[no-untyped-call]
                 total, first, count = total + loss.item() / (batch * SEQ_LEN), end, count + 1
     assert count > batch
-    found = {name: values.grad for name, values in weights.items()}
-    return {name: values for name, values in found.items() if values is not None}, total
+    gradients = {name: values.grad for name, values in weights.items()}
+    return {name: values for name, values in gradients.items() if values is not None}, total
 
 
 def check(
@@ -88,27 +90,27 @@ def check(
 
     def work(rank: int) -> Any:
         counters.clear()
-        own = trainee(plan, model, batch, seq_len=SEQ_LEN, **more)
-        loss = own.gradients(read(batches.sequences), read(batches.borders))
+        rank_trainee = trainee(plan, model, batch, seq_len=SEQ_LEN, **more)
+        loss = rank_trainee.gradients(read(batches.sequences), read(batches.borders))
         gradients = [
-            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in own.buckets
+            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in rank_trainee.buckets
         ]
         graphs = counters["stats"]["unique_graphs"]
-        return gradients, loss, own.gradients(read(batches.sequences)), graphs
+        return gradients, loss, rank_trainee.gradients(read(batches.sequences)), graphs
 
-    found = run_ranks(len(plan.devices()), work)
+    results = run_ranks(len(plan.devices()), work)
     # Rotary positions are relative: it is the rounding of their tables, in float32, that differs where they are reset.
     for resets, close in ((False, 1e-10), (True, 1e-6))[: 1 + also_reset]:
         of_name, expected = reference(model, batches, batch, resets=resets)
-        for gradients, loss, across, _ in found:
+        for gradients, loss, across, _ in results:
             assert loss == pytest.approx(expected, rel=close)
             assert abs(across / expected - 1) > 1e-5, "documents do not matter here"
             for parts, flat, start in gradients:
                 want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
-                own = want[start : start + len(flat)]
+                share = want[start : start + len(flat)]
                 scale = max(float(of_name[p.name].norm()) for p in parts)
-                assert float((torch.from_numpy(flat)[: len(own)] - own).norm()) <= close * scale
-    return [graphs for *_, graphs in found]
+                assert float((torch.from_numpy(flat)[: len(share)] - share).norm()) <= close * scale
+    return [graphs for *_, graphs in results]
 
 
 @pytest.mark.parametrize("seed", slow_but(QUICK, range(24)))
@@ -118,8 +120,8 @@ def test_gradients_are_those_of_each_document_alone(seed: int, tmp_path: Path) -
 
 
 def test_the_quick_ones_have_what_matters() -> None:
-    found = set().union(*(features(*random_plan(random.Random(seed))[:2]) for seed in QUICK))
-    assert found >= {"none", "selective", "full", "TP 2", "2 stages", "replicas"}, found
+    plan_features = set().union(*(features(*random_plan(random.Random(seed))[:2]) for seed in QUICK))
+    assert plan_features >= {"none", "selective", "full", "TP 2", "2 stages", "replicas"}, plan_features
 
 
 def of_any_lengths(
@@ -136,9 +138,11 @@ def of_any_lengths(
     at = torch.arange(len(q), dtype=torch.int32)
     document = torch.searchsorted(borders, at, right=True)
     sees = (document[:, None] == document) & (at[:, None] >= at)
-    one, two, three = (x.transpose(0, 1)[None] for x in (q, k, v))
-    found = functional.scaled_dot_product_attention(one, two, three, attn_mask=sees, enable_gqa=enable_gqa, scale=scale)
-    return found[0].transpose(0, 1)
+    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    output = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=sees, enable_gqa=enable_gqa, scale=scale
+    )
+    return output[0].transpose(0, 1)
 
 
 @pytest.mark.slow
@@ -167,7 +171,7 @@ def test_sequence_layouts_are_refused_in_one_line() -> None:
     plan, model, _ = random_sequence_plan(random.Random(2), SEQ_LEN)
     workload = Workload(4, SEQ_LEN, precision="fp32")
     assert untrainable(model, workload, plan) is None
-    said = untrainable(model, workload, plan, document_masking=True)
-    assert said is not None
-    assert said.startswith("train.document_masking: stage ")
-    assert "has a sequence layout, whose attention knows no documents; plan with space.sequence=false" in said
+    refusal = untrainable(model, workload, plan, document_masking=True)
+    assert refusal is not None
+    assert refusal.startswith("train.document_masking: stage ")
+    assert "has a sequence layout, whose attention knows no documents; plan with space.sequence=false" in refusal

@@ -130,11 +130,11 @@ def test_biases_move_by_the_sign_of_the_load(zero: int) -> None:
         counts = dict[str, Tensor]()
         take = trained._experts._loads.take
 
-        def watched() -> dict[str, Tensor]:
+        def watch() -> dict[str, Tensor]:
             counts.update(take())
             return counts
 
-        with patch.object(trained._experts._loads, "take", watched):
+        with patch.object(trained._experts._loads, "take", watch):
             trained.step(lambda first, end: tokens[first:end], SETTINGS.lr)
         trained.finish()
         return counts, {name: trained.weights[name].detach().clone() for name in counts}

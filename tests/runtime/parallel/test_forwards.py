@@ -18,24 +18,24 @@ from tests.slow import slow_but
 Case = tuple[Plan, ModelSpec, int]
 
 
-def unaligned(seed: int) -> Case:
+def unaligned_case(seed: int) -> Case:
     return random_plan(random.Random(seed))
 
 
-def aligned(seed: int) -> Case:
+def aligned_case(seed: int) -> Case:
     return random_aligned_plan(random.Random(seed), max_ranks=5, most_layers=4)
 
 
-def long(seed: int) -> Case:
+def long_case(seed: int) -> Case:
     return random_sequence_plan(random.Random(seed), SEQ_LEN)
 
 
 CASES = [
-    *((unaligned, seed) for seed in range(20)),
-    *((aligned, seed) for seed in range(20)),
-    *((long, seed) for seed in range(10)),
+    *((unaligned_case, seed) for seed in range(20)),
+    *((aligned_case, seed) for seed in range(20)),
+    *((long_case, seed) for seed in range(10)),
 ]
-QUICK = [(unaligned, 5), (unaligned, 12), (aligned, 1), (long, 2)]
+QUICK = [(unaligned_case, 5), (unaligned_case, 12), (aligned_case, 1), (long_case, 2)]
 
 
 def losses(case: Case, asks: bool, run: Callable[[int, Callable[[int], Any]], list[Any]] = run_ranks) -> list[Any]:
@@ -45,13 +45,13 @@ def losses(case: Case, asks: bool, run: Callable[[int, Callable[[int], Any]], li
     tokens, others = torch.randint(model.vocab_size, (2, batch, SEQ_LEN + 1), generator=generator)
 
     def work(rank: int) -> Any:
-        own, asked, stepped = trainee(plan, model, batch), [], []
+        rank_trainee, asked, stepped = trainee(plan, model, batch), [], []
         for _ in range(2):
-            asked += [own.loss(lambda first, end: others[first:end])] if asks else []
-            stepped.append(own.step(lambda first, end: tokens[first:end], SETTINGS.lr))
-        timed = len(own.pipeline.timeline())
-        asked += [own.loss(lambda first, end: others[first:end])] if asks else []
-        assert len(own.pipeline.timeline()) == timed
+            asked += [rank_trainee.loss(lambda first, end: others[first:end])] if asks else []
+            stepped.append(rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr))
+        timed = len(rank_trainee.pipeline.timeline())
+        asked += [rank_trainee.loss(lambda first, end: others[first:end])] if asks else []
+        assert len(rank_trainee.pipeline.timeline()) == timed
         return stepped, asked
 
     return run(len(plan.devices()), work)
@@ -62,8 +62,8 @@ def test_the_loss_of_a_plan_is_that_of_one_process(make: Callable[[int], Case], 
     _, model, batch = case = make(seed)
     ((_, expected),) = losses((whole(model, batch), model, batch), True)
     assert len(expected) == 3
-    found, without = losses(case, True), losses(case, False)
-    for (stepped, asked), (same, _) in zip(found, without, strict=True):
+    results, without = losses(case, True), losses(case, False)
+    for (stepped, asked), (same, _) in zip(results, without, strict=True):
         assert asked == pytest.approx(expected, rel=1e-10)
         assert stepped == same
     assert expected[0] != expected[1] != expected[2]
@@ -71,8 +71,8 @@ def test_the_loss_of_a_plan_is_that_of_one_process(make: Callable[[int], Case], 
 
 @pytest.mark.parametrize(("make", "seed"), slow_but(QUICK, CASES))
 def test_forwards_alone_have_one_order(make: Callable[[int], Case], seed: int) -> None:
-    found = losses(make(seed), True, run_in_order)
-    assert all(asked == pytest.approx(found[0][1], rel=1e-12) for _, asked in found)
+    results = losses(make(seed), True, run_in_order)
+    assert all(asked == pytest.approx(results[0][1], rel=1e-12) for _, asked in results)
 
 
 def test_the_quick_ones_have_what_matters() -> None:

@@ -33,7 +33,7 @@ from tests.solvers.problems import cluster
 SEQ_LEN = 1024
 
 
-def drawn(seed: int) -> tuple[Problem, Plan]:
+def random_case(seed: int) -> tuple[Problem, Plan]:
     """ZeRO-1 over all or lists of devices of one machine, where messages share nothing; replicas, TP degrees and
     sequence layouts, any schedule, depth and recomputing."""
     rng = random.Random(seed)
@@ -55,16 +55,16 @@ def drawn(seed: int) -> tuple[Problem, Plan]:
     )
     layouts = rng.random() < 0.3
 
-    def changed(stage: Stage) -> Stage:
+    def change(stage: Stage) -> Stage:
         layout = stage.parallelism
         if layouts and len(stage.layers) == 1 and len(stage.devices) in (2, 3):
             return replace(stage, parallelism=random_sequence(rng, stage.devices, SEQ_LEN, model.num_heads))
-        even = tuple(replace(one, heads=None) for one in layout.replicas)
+        even = tuple(replace(replica, heads=None) for replica in layout.replicas)
         return replace(
             stage, parallelism=Replicated(even) if isinstance(layout, Replicated) else replace(layout, heads=None)
         )
 
-    lines = tuple(replace(line, stages=tuple(map(changed, line.stages))) for line in plan.pipelines)
+    lines = tuple(replace(line, stages=tuple(map(change, line.stages))) for line in plan.pipelines)
     schedule = plan.schedule
     if not layouts and rng.random() < 0.4:
         schedule = SPLIT.get(schedule, schedule)
@@ -187,12 +187,12 @@ def bucket_of(seed: int) -> int:
 def test_the_price_is_the_simulated_step_or_little_more(seeds: range) -> None:
     """Never less, exact in two fifths of all plans, 1 % above on average; it hides over half of what the simulation
     hides."""
-    found = []
+    times_s = []
     for seed in seeds:
-        problem, plan = drawn(seed)
+        problem, plan = random_case(seed)
         waiting_s = period_s(problem, plan, bucket_of(seed), waits=True)[1]
-        found.append((*period_s(problem, plan, bucket_of(seed)), waiting_s))
-    prices_s, simulated_s, waiting_s = np.array(found).T
+        times_s.append((*period_s(problem, plan, bucket_of(seed)), waiting_s))
+    prices_s, simulated_s, waiting_s = np.array(times_s).T
     excess = prices_s / simulated_s - 1
     assert excess.min() >= -1e-9
     assert (excess <= 1e-9).mean() > 0.4
@@ -205,7 +205,7 @@ def test_layers_recomputed_together_wait_for_all_their_weights(joined: bool) -> 
     """Two devices, slow links: of eight layers the last four run together."""
     policies = (*["full"] * 5, *["joined" if joined else "full"] * 3)
     lines = tuple(Pipeline((replace(Stage.of((d,), 0, 8), recompute=policies),), 1) for d in range(2))
-    problem, _ = drawn(0)
+    problem, _ = random_case(0)
     model = replace(problem.model, num_layers=8, vocab_size=600, tied_embeddings=False)
     problem = replace(problem, model=model, workload=Workload(2, SEQ_LEN))
     price_s, simulated_s = period_s(problem, Plan(lines, ONE_F_ONE_B, Sharding(1)), 100_000)

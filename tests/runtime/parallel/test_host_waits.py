@@ -85,19 +85,19 @@ def like_a_gpu() -> Iterator[None]:
     """Within, receives are counted, and what would make the host wait for a GPU refuses while one is posted."""
     irecv = dist.irecv
 
-    def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(self: torch.Tensor, *arguments: Any) -> Any:
+    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: torch.Tensor, *arguments: Any) -> Any:
             host_waits()
             return method(self, *arguments)
 
-        return waiting
+        return call
 
     tensor = torch.Tensor
     with (
         patch.object(dist, "irecv", lambda *words, **more: Receive(irecv(*words, **more))),
         patch.object(torch.cuda, "synchronize", lambda device=None: host_waits()),
         patch.object(torch.cuda, "Event", Event),
-        patch.multiple(tensor, **{name: refusing(getattr(tensor, name)) for name in ("item", "tolist", "__float__")}),
+        patch.multiple(tensor, **{name: guard(getattr(tensor, name)) for name in ("item", "tolist", "__float__")}),
         patch("runtime.training.trainee.clock_of", lambda device: StreamClock()),
     ):
         yield
@@ -109,10 +109,10 @@ def plan_of(schedule: Schedule, num_stages: int, num_chunks: int, num_micro_batc
     ranges = list(pairwise(cuts))
     stages = [
         Stage.of_replicas(
-            Stage.of((s,), 0, 1).parallelism.replicas, own, ("none",) * sum(end - first for first, end in own)
+            Stage.of((s,), 0, 1).parallelism.replicas, layers, ("none",) * sum(end - first for first, end in layers)
         )
         for s in range(num_stages)
-        for own in [tuple(ranges[s::num_stages])]
+        for layers in [tuple(ranges[s::num_stages])]
     ]
     return Plan((Pipeline(tuple(stages), num_micro_batches),), schedule, Sharding(0))
 
@@ -136,15 +136,15 @@ def test_a_step_never_waits_with_a_receive_posted(
     def work(rank: int) -> Any:
         tokens = torch.randint(MODEL.vocab_size, (num_micro_batches, SEQ_LEN + 1))
         with like_a_gpu():
-            own = trainee(plan, MODEL, num_micro_batches)
+            rank_trainee = trainee(plan, MODEL, num_micro_batches)
             began_s = time.time()
             for _ in range(2):
-                own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
-            timeline = own.pipeline.timeline()
+                rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+            timeline = rank_trainee.pipeline.timeline()
         assert Receive.posted == 0
         at = StagePosition(rank, num_stages, num_micro_batches, num_chunks)
-        assert [one.operation for one in timeline] == operations(schedule, at)
-        moments = [moment for one in timeline for moment in (one.began_s, one.ended_s)]
+        assert [span.operation for span in timeline] == operations(schedule, at)
+        moments = [moment for span in timeline for moment in (span.began_s, span.ended_s)]
         assert began_s <= moments[0]
         assert moments == sorted(moments)
         assert moments[-1] <= time.time()

@@ -57,7 +57,7 @@ class Case:
     chunk: int | None = None
 
 
-def rounded(part: ParameterPart) -> Tensor:
+def rounded_weights(part: ParameterPart) -> Tensor:
     """Initial weights that bf16 has, too."""
     return initial_values(1, part).bfloat16().float()
 
@@ -72,7 +72,7 @@ def compute(tell: Callable[[str], None], case: Case, kind: str, dtype: torch.dty
     workload = Workload(BATCH, SEQ_LEN, gradient_bytes=4, loss_chunk_tokens=case.chunk)
     settings = Settings(timeout_s=TIMEOUT_S, compile_layers=case.is_compiled)
     problem = Problem(Cluster.of({"h200_141gb_sxm": 1}), case.model, workload)
-    own = Trainee(problem, Plan((Pipeline((stage,), 2, 2),)), settings, dtype, device, rounded)
+    trainee = Trainee(problem, Plan((Pipeline((stage,), 2, 2),)), settings, dtype, device, rounded_weights)
     tokens = torch.randint(case.model.vocab_size, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
     at = {(0, 2): [0, 7, 48, 60, 96], (2, 4): [0, 48, 49, 96]}  # of documents in the samples of a micro-batch
 
@@ -80,16 +80,16 @@ def compute(tell: Callable[[str], None], case: Case, kind: str, dtype: torch.dty
         return torch.tensor(at[first, last], dtype=torch.int32, device=device)
 
     given = (partial(samples, tokens.to(device)), borders if case.has_documents else None)
-    loss = own.gradients(*given)
-    gradients = np.concatenate([bucket.gradient.double().cpu().numpy() for bucket in own.buckets])
-    return loss, gradients, own.begin_step(given[0], 1e-3, given[1]).read()
+    loss = trainee.gradients(*given)
+    gradients = np.concatenate([bucket.gradient.double().cpu().numpy() for bucket in trainee.buckets])
+    return loss, gradients, trainee.begin_step(given[0], 1e-3, given[1]).read()
 
 
 def samples(tokens: Tensor, first: int, last: int) -> Tensor:
     return tokens[first:last]
 
 
-def computed(case: Case, kind: str, dtype: torch.dtype) -> Any:
+def compute_on(case: Case, kind: str, dtype: torch.dtype) -> Any:
     (answer,) = run_processes(1, kind, compute, case, kind, dtype)
     return answer
 
@@ -113,8 +113,8 @@ def test_gradients_are_those_of_a_cpu(
     case: Case, dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    loss, gradients, step = computed(case, "cuda", dtype)
-    of_loss, wanted, of_step = computed(replace(case, is_compiled=False), "cpu", torch.float64)
+    loss, gradients, step = compute_on(case, "cuda", dtype)
+    of_loss, wanted, of_step = compute_on(replace(case, is_compiled=False), "cpu", torch.float64)
     assert np.linalg.norm(gradients - wanted) <= most * np.linalg.norm(wanted)
     assert loss == pytest.approx(of_loss, rel=most)
     assert step == pytest.approx(of_step, rel=most)

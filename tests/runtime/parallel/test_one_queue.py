@@ -59,11 +59,11 @@ def test_a_plan_with_sequence_layouts_trains_over_one_queue(seed: int) -> None:
 
 
 def test_the_quick_ones_have_what_matters() -> None:
-    found = set().union(*(features(*small(seed)[:2]) for seed in range(QUICK)))
+    plan_features = set().union(*(features(*small(seed)[:2]) for seed in range(QUICK)))
     wanted = {"gpipe", "1f1b", "interleaved", "layer ranges", "replicas", "TP 2", "TP 3", "2 pipelines", "4 stages"}
     wanted |= {"tied embeddings on different stages", "unequal micro-batches", "fewer micro-batches than stages"}
     wanted |= {"ZeRO-0 over all", "ZeRO-1 over all", "ZeRO-1 over machine", "ZeRO-1 over stated", "uneven heads"}
-    assert wanted <= found
+    assert wanted <= plan_features
 
 
 # ------------------------------------------------------------------ hazards, put back
@@ -92,33 +92,33 @@ def train(plan: Plan, change: Change | None = None, *, waits: bool = False, warm
     """Two steps over `stream_order`, of actions that are changed after they have been checked."""
     batch = sum(pipeline.num_sequences for pipeline in plan.pipelines)
 
-    def changed(layout: Layout, *arguments: Any, **more: Any) -> Sequence[RankActions]:
-        found = rank_actions(layout, *arguments, **more)
-        return found if change is None else change(layout, found)
+    def change_actions(layout: Layout, *arguments: Any, **more: Any) -> Sequence[RankActions]:
+        actions = rank_actions(layout, *arguments, **more)
+        return actions if change is None else change(layout, actions)
 
     def work(rank: int) -> None:
-        own = trainee(plan, MODEL, batch)
+        rank_trainee = trainee(plan, MODEL, batch)
         tokens = torch.randint(MODEL.vocab_size, (batch, SEQ_LEN + 1))
         for _ in range(2):
-            own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+            rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
 
     with (
-        patch.object(trainee_module, "rank_actions", changed),
+        patch.object(trainee_module, "rank_actions", change_actions),
         patch.object(trainee_module, "clock_of", lambda device: WaitingClock() if waits else DeviceClock()),
         patch.object(ProcessGroups, "_warm", ProcessGroups._warm if warm else lambda self, device: None),
     ):
         run_in_order(len(plan.devices()), work, **order)
 
 
-def looks_one_ahead(layout: Layout, found: list[RankActions]) -> list[RankActions]:
-    return [one_ahead(own) for own in found]
+def looks_one_ahead(layout: Layout, actions: list[RankActions]) -> list[RankActions]:
+    return [one_ahead(order) for order in actions]
 
 
-def first_rank_sums_backwards(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+def first_rank_sums_backwards(layout: Layout, actions: list[RankActions]) -> list[RankActions]:
     """One rank starts the sums of its gradients in another order than its peers."""
-    sums = iter([one for one in reversed(found[0]) if isinstance(one, BucketCollective)])
-    own = tuple(next(sums) if isinstance(one, BucketCollective) else one for one in found[0])
-    return [own, *found[1:]]
+    sums = iter([action for action in reversed(actions[0]) if isinstance(action, BucketCollective)])
+    first = tuple(next(sums) if isinstance(action, BucketCollective) else action for action in actions[0])
+    return [first, *actions[1:]]
 
 
 @pytest.mark.parametrize("plan", [TWO_STAGES, BESIDE_ONE, plan_of(INTERLEAVED, 2, 2, 4), plan_of(GPIPE, 3, 1, 3)])
@@ -161,7 +161,7 @@ def test_sums_started_in_another_order_hang() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "change", "said"),
+    ("plan", "change", "message"),
     [
         (
             TWO_STAGES,
@@ -171,12 +171,12 @@ def test_sums_started_in_another_order_hang() -> None:
         (BESIDE_ONE, first_rank_sums_backwards, r"rank 0 waits in sum of gradient bucket \d+ for rank \d, which is at"),
     ],
 )
-def test_the_check_before_a_run_finds_them_too(plan: Plan, change: Change, said: str) -> None:
+def test_the_check_before_a_run_finds_them_too(plan: Plan, change: Change, message: str) -> None:
     layout = layout_of(plan, MODEL)
-    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 0))
-    check_actions(layout, SEQ_LEN, found)
-    with pytest.raises(InputError, match=said):
-        check_actions(layout, SEQ_LEN, change(layout, found))
+    actions = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 0))
+    check_actions(layout, SEQ_LEN, actions)
+    with pytest.raises(InputError, match=message):
+        check_actions(layout, SEQ_LEN, change(layout, actions))
 
 
 # ------------------------------------------------------------------ ZeRO-2 and 3
@@ -204,10 +204,10 @@ def test_sequence_layouts_share_whole_units(zero: int) -> None:
     rng, devices = random.Random(zero), iter(range(6))
     pipelines = []
     for count in (2, 1):
-        own = [tuple(next(devices) for _ in range(count)) for _ in range(2)]
+        slots = [tuple(next(devices) for _ in range(count)) for _ in range(2)]
         stages = tuple(
             Stage(random_sequence(rng, held, LONG, MODEL.num_heads) if count > 1 else TensorParallel(held), layers)
-            for held, layers in zip(own, (((0, 3),), ((3, 8),)), strict=True)
+            for held, layers in zip(slots, (((0, 3),), ((3, 8),)), strict=True)
         )
         pipelines.append(Pipeline(stages, 2))
     plan = Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero))
@@ -215,11 +215,11 @@ def test_sequence_layouts_share_whole_units(zero: int) -> None:
 
 
 def test_the_quick_ones_of_zero_2_and_3_have_what_matters() -> None:
-    found = set().union(*(features(*small_aligned(seed)[:2]) for seed in range(QUICK_LOCKSTEP)))
+    plan_features = set().union(*(features(*small_aligned(seed)[:2]) for seed in range(QUICK_LOCKSTEP)))
     wanted = {"gpipe", "1f1b", "replicas", "TP 2", "2 pipelines", "2 stages", "3 stages", "none", "selective", "full"}
     wanted |= {"tied embeddings on different stages", "unequal sizes", "ZeRO-2 over all", "ZeRO-3 over all"}
     wanted |= {"ZeRO-3 over machine", "ZeRO-3 over stated", "uneven heads"}
-    assert wanted <= found, wanted - found
+    assert wanted <= plan_features, wanted - plan_features
 
 
 def in_lockstep(zero: int) -> Plan:
@@ -228,25 +228,25 @@ def in_lockstep(zero: int) -> Plan:
     return Plan(tuple(pipelines), ONE_F_ONE_B, Sharding(zero))
 
 
-def last_batch_is_left_out(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+def last_batch_is_left_out(layout: Layout, actions: list[RankActions]) -> list[RankActions]:
     """Of the second pipeline, as if it had one micro-batch less than the first: with all that it does for it."""
     left = []
-    for rank, own in enumerate(found):
+    for rank, order in enumerate(actions):
         last = layout.line_of[rank].num_micro_batches - 1
         # Gathers stand before what they are for, scatters after it.
-        kept: list[Action | BucketCollective] = []
+        remaining: list[Action | BucketCollective] = []
         gathers: list[BucketCollective] = []
         skips = False
-        for one in own:
-            if isinstance(one, BucketCollective) and one.kind is CollectiveKind.GATHER:
-                gathers.append(one)
-            elif isinstance(one, BucketCollective):
-                kept += [] if skips and one.kind is CollectiveKind.SCATTER else [one]
+        for action in order:
+            if isinstance(action, BucketCollective) and action.kind is CollectiveKind.GATHER:
+                gathers.append(action)
+            elif isinstance(action, BucketCollective):
+                remaining += [] if skips and action.kind is CollectiveKind.SCATTER else [action]
             else:
-                skips = one.micro_batch == last and layout.executor_of[rank].pipeline == 1
-                kept += [] if skips else [*gathers, one]
+                skips = action.micro_batch == last and layout.executor_of[rank].pipeline == 1
+                remaining += [] if skips else [*gathers, action]
                 gathers = []
-        left.append(tuple(kept))
+        left.append(tuple(remaining))
     return left
 
 
@@ -254,13 +254,17 @@ def last_batch_is_left_out(layout: Layout, found: list[RankActions]) -> list[Ran
 def test_unequal_counts_of_micro_batches_hang_and_are_found_before(zero: int) -> None:
     """Pipelines with three and two of them: what the first does for its third meets what the second does next."""
     plan = in_lockstep(zero)
-    said = rf"{'gather of weight' if zero == 3 else 'scatter of gradient'} bucket \d+"
-    with pytest.raises(HungError, match=rf"rank \d's .*{said}: .*of ranks .* meets rank \d's|meets rank \d's {said}"):
+    description = rf"{'gather of weight' if zero == 3 else 'scatter of gradient'} bucket \d+"
+    with pytest.raises(
+        HungError, match=rf"rank \d's .*{description}: .*of ranks .* meets rank \d's|meets rank \d's {description}"
+    ):
         train(plan, last_batch_is_left_out)
     layout = layout_of(plan, MODEL, CLUSTER)
-    found = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, zero))
-    with pytest.raises(InputError, match=rf"a step would hang: .*rank \d waits in {said} for rank \d, which is at"):
-        check_actions(layout, SEQ_LEN, last_batch_is_left_out(layout, found))
+    actions = rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, zero))
+    with pytest.raises(
+        InputError, match=rf"a step would hang: .*rank \d waits in {description} for rank \d, which is at"
+    ):
+        check_actions(layout, SEQ_LEN, last_batch_is_left_out(layout, actions))
 
 
 def test_unequal_counts_put_into_a_plan_are_refused_with_one_line() -> None:
@@ -275,21 +279,21 @@ def test_unequal_counts_put_into_a_plan_are_refused_with_one_line() -> None:
         rank_actions(layout, plan.schedule, MODEL, SEQ_LEN, bucket_parts(layout.held, 3))
 
 
-def first_rank_swaps_gathers(layout: Layout, found: list[RankActions]) -> list[RankActions]:
+def first_rank_swaps_gathers(layout: Layout, actions: list[RankActions]) -> list[RankActions]:
     """Rank 0 gathers what it needs third before what it needs second: layers of equal sizes."""
-    own = list(found[0])
-    one, two = [n for n, own in enumerate(own) if isinstance(own, BucketCollective)][1:3]
-    own[one], own[two] = own[two], own[one]
-    return [tuple(own), *found[1:]]
+    order = list(actions[0])
+    second, third = [n for n, action in enumerate(order) if isinstance(action, BucketCollective)][1:3]
+    order[second], order[third] = order[third], order[second]
+    return [tuple(order), *actions[1:]]
 
 
 def test_gathers_in_another_order_mix_up_weights_and_are_found_before() -> None:
     with pytest.raises(HungError, match=r"gather of weight bucket \d+: .* meets rank \d's gather of weight bucket"):
         train(in_lockstep(3), first_rank_swaps_gathers, one_queue=False)
     layout = layout_of(in_lockstep(3), MODEL, CLUSTER)
-    found = rank_actions(layout, ONE_F_ONE_B, MODEL, SEQ_LEN, bucket_parts(layout.held, 3))
+    actions = rank_actions(layout, ONE_F_ONE_B, MODEL, SEQ_LEN, bucket_parts(layout.held, 3))
     with pytest.raises(InputError, match=r"rank 0 waits in gather of weight bucket \d+ for rank 2, which is at gather"):
-        check_actions(layout, SEQ_LEN, first_rank_swaps_gathers(layout, found))
+        check_actions(layout, SEQ_LEN, first_rank_swaps_gathers(layout, actions))
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -312,12 +316,14 @@ def test_sums_begin_beside_the_last_backward_on_every_stage(zero: int, tied: boo
     layout = layout_of(Plan(pipelines, ONE_F_ONE_B), model, CLUSTER)
     with patch.object(buckets_module, "BUCKET_ELEMENTS", 600):
         shared = bucket_parts(layout.held, zero)
-    for own in rank_actions(layout, ONE_F_ONE_B, model, SEQ_LEN, shared):
-        backwards = [n for n, one in enumerate(own) if isinstance(one, Action) and one.kind == ActionKind.BACKWARD]
-        sums = [n for n, one in enumerate(own) if isinstance(one, BucketCollective)]
+    for order in rank_actions(layout, ONE_F_ONE_B, model, SEQ_LEN, shared):
+        backwards = [
+            n for n, action in enumerate(order) if isinstance(action, Action) and action.kind == ActionKind.BACKWARD
+        ]
+        sums = [n for n, action in enumerate(order) if isinstance(action, BucketCollective)]
         assert sum(n < backwards[-1] for n in sums) >= 2
         assert sums[0] < backwards[-2]
         if tied and stages == 1:
-            last = own[sums[-1]]
+            last = order[sums[-1]]
             assert isinstance(last, BucketCollective)
             assert any("embed_tokens" in part.name for part in shared[last.bucket].parts)

@@ -123,7 +123,7 @@ def sent_bytes(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], int]:
     def work(rank: int) -> Any:
         total, send, workload = 0, ProcessGroups.send, problem.workload
 
-        def counted(groups: ProcessGroups, part: Tensor, receiver: int) -> Any:
+        def count(groups: ProcessGroups, part: Tensor, receiver: int) -> Any:
             nonlocal total
             total += part.nbytes
             return send(groups, part, receiver)
@@ -131,7 +131,7 @@ def sent_bytes(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], int]:
         run = Settings(adam=SETTINGS, timeout_s=TIMEOUT_S)
         trainee = Trainee(problem, plan, run, torch.float32, torch.device("cpu"), partial(initial_values, 1))
         tokens = torch.zeros(workload.global_batch, workload.seq_len + 1, dtype=torch.int64)
-        with patch.object(ProcessGroups, "send", counted):
+        with patch.object(ProcessGroups, "send", count):
             trainee.gradients(lambda first, end: tokens[first:end])
         executor = trainee.layout.executor_of[rank]
         return (executor.pipeline, executor.stage, executor.replica), total
@@ -186,21 +186,21 @@ class Rounded(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x_tbh: Tensor, samples: list[slice]) -> Tensor:
         context.samples = samples
-        return _rounded(x_tbh, samples)
+        return _round(x_tbh, samples)
 
     @staticmethod
     def backward(context: Any, gradient_tbh: Tensor) -> Any:
-        return _rounded(gradient_tbh, context.samples), None
+        return _round(gradient_tbh, context.samples), None
 
 
-def _rounded(values_tbh: Tensor, samples: list[slice]) -> Tensor:
+def _round(values_tbh: Tensor, samples: list[slice]) -> Tensor:
     rounded_tbh = values_tbh.clone()
     for some in samples:
         rounded_tbh[:, some] = after(values_tbh[:, some])
     return rounded_tbh
 
 
-def rounded_where(plan: Plan) -> AbstractContextManager[Any]:
+def round_between_stages(plan: Plan) -> AbstractContextManager[Any]:
     """One process that holds everything rounds the samples of each pipeline where its stages meet."""
     ends, at = defaultdict[int, list[slice]](list), 0
     for pipeline in plan.pipelines:
@@ -213,10 +213,10 @@ def rounded_where(plan: Plan) -> AbstractContextManager[Any]:
     def parts(chunk: DecoderChunk, *arguments: Any, **more: Any) -> list[Any]:
         embedded, *layers, loss = plain(chunk, *arguments, **more)
 
-        def rounded(layer: Any, samples: list[slice]) -> Any:
+        def round_after(layer: Any, samples: list[slice]) -> Any:
             return lambda x_tbh: Rounded.apply(layer(x_tbh), samples)
 
-        cut = [rounded(layer, ends[k + 1]) for k, layer in enumerate(layers[:-1])]
+        cut = [round_after(layer, ends[k + 1]) for k, layer in enumerate(layers[:-1])]
         return [embedded, *cut, layers[-1], loss]
 
     return patch.object(DecoderChunk, "parts", parts)
@@ -225,13 +225,13 @@ def rounded_where(plan: Plan) -> AbstractContextManager[Any]:
 @pytest.mark.parametrize("seed", slow_but(FEW[1:2], SEEDS if STRESS else FEW))
 def test_a_plan_trains_as_one_process_that_rounds_where_stages_meet(seed: int) -> None:
     case = random_plan(random.Random(seed))
-    equal_one_process(case, 4, alone=rounded_where(case[0]), message_precision=FP8)
+    equal_one_process(case, 4, alone=round_between_stages(case[0]), message_precision=FP8)
 
 
 @pytest.mark.parametrize("seed", slow_but(LAYOUTS[:1], LAYOUTS))
 def test_so_do_sequence_layouts(seed: int) -> None:
     case = random_sequence_plan(random.Random(seed), SEQUENCE_LEN)
-    equal_one_process(case, 4, SEQUENCE_LEN, alone=rounded_where(case[0]), message_precision=FP8)
+    equal_one_process(case, 4, SEQUENCE_LEN, alone=round_between_stages(case[0]), message_precision=FP8)
 
 
 def test_gradients_are_off_by_what_e4m3_rounds() -> None:

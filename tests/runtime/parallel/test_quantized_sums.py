@@ -34,7 +34,7 @@ def values_of(rank: int, count: int, dtype: torch.dtype) -> Tensor:
     return (values * 10.0 ** torch.randint(-6, 6, (2 * count, 1), generator=generator)).to(dtype).flatten()
 
 
-def came(values: Tensor, dtype: torch.dtype) -> Tensor:
+def received_values(values: Tensor, dtype: torch.dtype) -> Tensor:
     """What a receiver has of values."""
     received = torch.full_like(values, torch.nan, dtype=dtype)
     dequantize(quantize(values), received)
@@ -48,29 +48,29 @@ def test_each_value_is_rounded_on_its_way_to_the_sum_and_each_sum_on_its_way_bac
 ) -> None:
     def work(rank: int) -> Any:
         values = values_of(rank, count, dtype)
-        one = QuantizedSum(values, None)
-        held = one.num_bytes
-        one.reduce()
+        quantized_sum = QuantizedSum(values, None)
+        held = quantized_sum.num_bytes
+        quantized_sum.reduce()
         reduced = values.clone()
-        one.spread()
-        one.finish()
+        quantized_sum.spread()
+        quantized_sum.finish()
         return held, reduced.double().numpy(), values.double().numpy()
 
     exact = torch.promote_types(dtype, torch.float32)
-    found = run_ranks(count, work)
+    results = run_ranks(count, work)
     every = [values_of(rank, count, dtype).view(count, -1, 1, BLOCK) for rank in range(count)]
     sums = []
     for owner in range(count):
         total = every[owner][owner].to(exact, copy=True)
         for rank in range(count):
             if rank != owner:
-                total += came(every[rank][owner], exact)
+                total += received_values(every[rank][owner], exact)
         sums.append(total.to(dtype))
-    whole = torch.cat([came(one, dtype).flatten() for one in sums]).double().numpy()
-    for rank, (held, reduced, values) in enumerate(found):
+    whole = torch.cat([received_values(part, dtype).flatten() for part in sums]).double().numpy()
+    for rank, (held, reduced, values) in enumerate(results):
         assert held == 2 * (count - 1) * 2 * (BLOCK + 4)
-        own = slice(rank * 2 * BLOCK, (rank + 1) * 2 * BLOCK)
-        assert np.array_equal(reduced[own], sums[rank].flatten().double().numpy())
+        share = slice(rank * 2 * BLOCK, (rank + 1) * 2 * BLOCK)
+        assert np.array_equal(reduced[share], sums[rank].flatten().double().numpy())
         assert np.array_equal(values, whole)
 
 
@@ -117,12 +117,12 @@ def test_gradients_are_off_by_what_e4m3_rounds(seed: int) -> None:
     same: dict[Any, bytes] = {}
     errors = []
     for (whole, _), (rounded, _) in zip(exact, near, strict=True):
-        for (parts, expected, _), (others, found, _) in zip(whole, rounded, strict=True):
+        for (parts, expected, _), (others, values, _) in zip(whole, rounded, strict=True):
             assert [part.name for part in parts] == [part.name for part in others]
             if not case[0].sharding.stage:
                 size = sum(int(np.prod(part.local_shape)) for part in parts)
-                errors.append(np.linalg.norm(found[:size] - expected[:size]) / np.linalg.norm(expected[:size]))
+                errors.append(np.linalg.norm(values[:size] - expected[:size]) / np.linalg.norm(expected[:size]))
                 key = tuple((part.name, part.start, part.end) for part in others)
-                assert same.setdefault(key, found.tobytes()) == found.tobytes()
+                assert same.setdefault(key, values.tobytes()) == values.tobytes()
     assert all(error < 3 * ERROR for error in errors)
     assert not errors or max(errors) > 0

@@ -37,11 +37,11 @@ MODEL = ModelSpec(
 
 def layout(order: str, *groups: tuple[tuple[int, ...], tuple[int, ...]]) -> SequenceParallel:
     """Groups as (tokens, heads), whose ranks follow each other downwards."""
-    rank, found = sum(len(tokens) for tokens, _ in groups), []
+    rank, layout_groups = sum(len(tokens) for tokens, _ in groups), []
     for tokens, heads in groups:
         rank -= len(tokens)
-        found.append(SequenceGroup(tuple(range(rank, rank + len(tokens)))[::-1], tokens, heads))
-    return SequenceParallel(tuple(found), order)
+        layout_groups.append(SequenceGroup(tuple(range(rank, rank + len(tokens)))[::-1], tokens, heads))
+    return SequenceParallel(tuple(layout_groups), order)
 
 
 STATED = [
@@ -63,8 +63,8 @@ Case = tuple[SequenceParallel, ModelSpec]
 def rank_and_runs(sequence: SequenceParallel) -> dict[int, tuple[Range, ...]]:
     return {
         rank: runs
-        for group, own in zip(sequence.groups, token_ranges(sequence), strict=True)
-        for rank, runs in zip(group.devices, own, strict=True)
+        for group, group_runs in zip(sequence.groups, token_ranges(sequence), strict=True)
+        for rank, runs in zip(group.devices, group_runs, strict=True)
     }
 
 
@@ -72,7 +72,7 @@ def rows(x: Tensor, runs: tuple[Range, ...]) -> Tensor:
     return torch.cat([x[slice(*run)] for run in runs])
 
 
-def drawn(case: Case, dtype: torch.dtype) -> list[Tensor]:
+def random_inputs(case: Case, dtype: torch.dtype) -> list[Tensor]:
     """Queries, keys, values, and a gradient of what they give."""
     sequence, model = case
     seq_len = sum(sum(group.tokens) for group in sequence.groups)
@@ -83,14 +83,14 @@ def drawn(case: Case, dtype: torch.dtype) -> list[Tensor]:
 
 def reference(case: Case) -> list[Tensor]:
     """Torch's own attention on one process, and its gradients."""
-    *inputs, grad = drawn(case, torch.float64)
+    *inputs, grad = random_inputs(case, torch.float64)
     q, k, v = (x.requires_grad_() for x in inputs)
     back = torch.arange(len(q))[:, None] - torch.arange(len(q))
     mask = (back >= 0) & (back < (case[1].attention_window or len(q)))
-    found = functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         *(x.permute(1, 2, 0, 3) for x in (q, k, v)), attn_mask=mask, enable_gqa=True
     ).permute(2, 0, 1, 3)
-    return [found.detach(), *torch.autograd.grad(found, (q, k, v), grad)]
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), grad)]
 
 
 def attention_of(model: ModelSpec) -> Attention:
@@ -99,17 +99,17 @@ def attention_of(model: ModelSpec) -> Attention:
     return part
 
 
-def distributed(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[Tensor]:
+def share_of_rank(case: Case, rank: int, dtype: torch.dtype, again: bool) -> list[Tensor]:
     """What a rank has of the same."""
     sequence, model = case
     groups = sorted({tuple(sorted(group.devices)) for group in sequence.groups})
     everyone = tuple(sorted(rank for group in groups for rank in group))
     all_groups = ProcessGroups([ranks for ranks in {*groups, everyone} if len(ranks) > 1], TIMEOUT_S)
-    own = SequenceAttention(sequence, rank, all_groups, torch.device("cpu"), attention_of(model))
-    *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in drawn(case, dtype))
+    attention = SequenceAttention(sequence, rank, all_groups, torch.device("cpu"), attention_of(model))
+    *inputs, grad = (rows(x, rank_and_runs(sequence)[rank]) for x in random_inputs(case, dtype))
     q, k, v = (x.requires_grad_() for x in inputs)
-    found = recompute(own, q, k, v) if again else own(q, k, v)
-    return [found.detach().unflatten(2, grad.shape[2:]), *torch.autograd.grad(found, (q, k, v), grad.flatten(2))]
+    output = recompute(attention, q, k, v) if again else attention(q, k, v)
+    return [output.detach().unflatten(2, grad.shape[2:]), *torch.autograd.grad(output, (q, k, v), grad.flatten(2))]
 
 
 def worst(cases: list[Case], dtype: torch.dtype = torch.float64, *, again: bool = False) -> float:
@@ -121,7 +121,7 @@ def worst(cases: list[Case], dtype: torch.dtype = torch.float64, *, again: bool 
     for size, some in by_size.items():
 
         def work(rank: int, some: list[Case] = some) -> Any:
-            return [[x.double().numpy() for x in distributed(case, rank, dtype, again)] for case in some]
+            return [[x.double().numpy() for x in share_of_rank(case, rank, dtype, again)] for case in some]
 
         ranks = run_ranks(size, work)
         for k, case in enumerate(some):
@@ -134,7 +134,7 @@ def worst(cases: list[Case], dtype: torch.dtype = torch.float64, *, again: bool 
     return most
 
 
-def stated() -> list[Case]:
+def stated_cases() -> list[Case]:
     return [
         (sequence, replace(MODEL, num_heads=n, num_kv_heads=m, attention_window=window))
         for sequence, n, m, window in STATED
@@ -142,10 +142,10 @@ def stated() -> list[Case]:
 
 
 def test_stated_layouts() -> None:
-    assert worst(stated()) <= 1e-10
+    assert worst(stated_cases()) <= 1e-10
 
 
-def generated(seed: int) -> Case:
+def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     window = rng.choice((None, None, None, 5))
     model = replace(MODEL, num_heads=12, num_kv_heads=rng.choice((1, 2, 3, 4, 6, 12)), attention_window=window)
@@ -155,12 +155,12 @@ def generated(seed: int) -> Case:
 
 
 def test_generated_layouts() -> None:
-    cases = [generated(seed) for seed in range(200 if STRESS else 10)]
+    cases = [random_case(seed) for seed in range(200 if STRESS else 10)]
     assert {case[0].order for case in cases} == set(ORDERS)
     assert {len(case[0].groups) for case in cases} >= {1, 2, 4, 5}
     assert worst(cases) <= 1e-10
 
 
 def test_recomputing_and_bf16() -> None:
-    assert worst(stated()[5:7], again=True) <= 1e-10
-    assert 1e-4 < worst(stated()[5:7], torch.bfloat16) < 0.02
+    assert worst(stated_cases()[5:7], again=True) <= 1e-10
+    assert 1e-4 < worst(stated_cases()[5:7], torch.bfloat16) < 0.02

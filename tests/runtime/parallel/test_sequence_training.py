@@ -69,25 +69,27 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(content | plan_to_dict(plan, task.cluster)))
     settings = Settings(steps=4, adam=SETTINGS, seed=1, checkpoint_every=4, timeout_s=TIMEOUT_S)
     run = TrainingRun("own", tmp_path / "plan.json", tokens, tmp_path / "checkpoints", settings, float64=True)
-    found = list(training_events(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
-    losses = [one["loss"] for one in found if one["event"] == "step"]
+    events = list(training_events(run, tmp_path, AfterFaults("stop", lambda lost: run.plan, 0)))
+    losses = [event["loss"] for event in events if event["event"] == "step"]
 
-    def alone(rank: int) -> list[float]:
+    def train_alone(rank: int) -> list[float]:
         workload = task.workload
-        own = trainee(
+        rank_trainee = trainee(
             whole(task.model, workload.global_batch), task.model, workload.global_batch, seq_len=workload.seq_len
         )
         batches = Batches(tokens, workload.seq_len, settings.seed)
         firsts = [step * workload.global_batch for step in range(4)]
         return [
-            own.step(lambda a, b, at=at: torch.from_numpy(batches.sequences(at + a, at + b)), settings.lr(step))[0]
+            rank_trainee.step(
+                lambda a, b, at=at: torch.from_numpy(batches.sequences(at + a, at + b)), settings.lr(step)
+            )[0]
             for step, at in enumerate(firsts)
         ]
 
-    assert [losses] == [pytest.approx(expected, rel=1e-9) for expected in run_ranks(1, alone)]
+    assert [losses] == [pytest.approx(expected, rel=1e-9) for expected in run_ranks(1, train_alone)]
     Checkpoint(finished_checkpoints(tmp_path / "checkpoints")[-1]).check()
-    timelines = [one for one in found if one["event"] == "timeline"]
-    assert sorted((one["pipeline"], one["stage"], one["rank"]) for one in timelines) == [
+    timelines = [event for event in events if event["event"] == "timeline"]
+    assert sorted((event["pipeline"], event["stage"], event["rank"]) for event in timelines) == [
         (0, 0, 0),
         (0, 0, 1),
         (0, 0, 3),
@@ -95,15 +97,15 @@ def test_a_run_from_a_plan_file(tmp_path: Path) -> None:
         (0, 1, 5),
         (1, 0, 2),
     ]
-    assert {len(one["operations"]) for one in timelines} == {6, 2}
+    assert {len(event["operations"]) for event in timelines} == {6, 2}
 
 
 def sequence_features(plan: Plan, model: ModelSpec) -> set[str]:
     """What of sequence layouts, and of what is around them, a plan is an example of."""
-    found = set()
+    names = set()
     for pipeline in plan.pipelines:
         for stage in pipeline.stages:
-            found |= _of_stage(stage, model)
+            names |= _of_stage(stage, model)
         for before, after in pairwise(pipeline.stages):
             kinds = [
                 "a sequence layout"
@@ -111,16 +113,16 @@ def sequence_features(plan: Plan, model: ModelSpec) -> set[str]:
                 else f"TP {len(s.parallelism.replicas[0].devices)}"
                 for s in (before, after)
             ]
-            found.add(f"{kinds[1]} after " + ("another" if kinds[0] == kinds[1] else kinds[0]))
-        found.add(
+            names.add(f"{kinds[1]} after " + ("another" if kinds[0] == kinds[1] else kinds[0]))
+        names.add(
             "a first sequence layout"
             if isinstance(pipeline.stages[0].parallelism, SequenceParallel)
             else "no first one"
         )
-        found.add(
+        names.add(
             "a last sequence layout" if isinstance(pipeline.stages[-1].parallelism, SequenceParallel) else "no last one"
         )
-    return found
+    return names
 
 
 def _of_stage(stage: Stage, model: ModelSpec) -> set[str]:
@@ -128,25 +130,25 @@ def _of_stage(stage: Stage, model: ModelSpec) -> set[str]:
         return set()
     layout = stage.parallelism
     sizes = [len(group.devices) for group in layout.groups]
-    found = {f"{min(len(sizes), 3)} groups", f"a group of {max(sizes)}", f"{layout.order} over {min(len(sizes), 2)}"}
-    found |= {f"{policy} in a sequence layout" for policies in stage.policies() for policy in policies}
-    found |= {"groups of different sizes"} if len(set(sizes)) > 1 else set()
+    names = {f"{min(len(sizes), 3)} groups", f"a group of {max(sizes)}", f"{layout.order} over {min(len(sizes), 2)}"}
+    names |= {f"{policy} in a sequence layout" for policies in stage.policies() for policy in policies}
+    names |= {"groups of different sizes"} if len(set(sizes)) > 1 else set()
     tokens = [count for group in layout.groups for count in group.tokens]
-    found |= {"very uneven shards"} if max(tokens) >= 5 * min(tokens) else set()
+    names |= {"very uneven shards"} if max(tokens) >= 5 * min(tokens) else set()
     for group in layout.groups:
         ranges = head_ranges(group.heads)
-        read = [kv_range(own, model.num_heads, model.num_kv_heads) for own in ranges]
-        found |= {"uneven heads"} if len(set(group.heads)) > 1 else set()
-        found |= {"shared key-value heads"} if any(a[1] > b[0] for a, b in pairwise(read)) else set()
+        read = [kv_range(heads, model.num_heads, model.num_kv_heads) for heads in ranges]
+        names |= {"uneven heads"} if len(set(group.heads)) > 1 else set()
+        names |= {"shared key-value heads"} if any(a[1] > b[0] for a, b in pairwise(read)) else set()
     rings = sub_rings(layout, model.num_heads, model.num_kv_heads)
-    found |= {"several sub-rings of a device"} if len(sizes) > 1 and len(rings) > max(sizes) else set()
-    found |= {"a window"} if model.attention_window is not None and len(tokens) > 1 else set()
-    return found
+    names |= {"several sub-rings of a device"} if len(sizes) > 1 and len(rings) > max(sizes) else set()
+    names |= {"a window"} if model.attention_window is not None and len(tokens) > 1 else set()
+    return names
 
 
 def test_the_few_have_every_feature() -> None:
-    def every(seed: int) -> set[str]:
+    def plan_features(seed: int) -> set[str]:
         plan, model, _ = case(seed)
         return features(plan, model) & AROUND | sequence_features(plan, model)
 
-    assert set().union(*map(every, FEW)) == set().union(*map(every, SEEDS)) >= AROUND
+    assert set().union(*map(plan_features, FEW)) == set().union(*map(plan_features, SEEDS)) >= AROUND

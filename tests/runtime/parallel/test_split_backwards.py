@@ -24,7 +24,7 @@ from runtime.mapping.layout import Layout, PipelineLayout, layout_of
 from runtime.mapping.lowering import Action, ActionKind
 from runtime.mapping.times import StepTimes
 from tests.conftest import STRESS
-from tests.runtime.memory_cases import LLAMA, compared, even_plan
+from tests.runtime.memory_cases import LLAMA, compare, even_plan
 from tests.runtime.parallel.test_training import SEQ_LEN, equal_one_process
 from tests.runtime.ranks import random_plan
 from tests.runtime.stream_order import run_in_order
@@ -58,12 +58,12 @@ def random_orders(rng: random.Random, line: PipelineLayout, schedule: Schedule) 
         counts = [rng.choice((count, rng.randint(0, count))) for count in most]
         patience = rng.choice((0.0, 0.5, 0.9, 1.0))
         order, late = list[Operation](), deque[Operation]()
-        for one in operations(schedule, at):
+        for operation in operations(schedule, at):
             while late and rng.random() > patience:
                 order.append(late.popleft())
-            order.append(one)
-            if one.kind is OperationKind.BACKWARD:
-                late.extend([one._replace(kind=OperationKind.WEIGHTS)] * counts[one.chunk])
+            order.append(operation)
+            if operation.kind is OperationKind.BACKWARD:
+                late.extend([operation._replace(kind=OperationKind.WEIGHTS)] * counts[operation.chunk])
         orders.append((*order, *late))
     return tuple(orders)
 
@@ -73,9 +73,9 @@ def random_times(seed: int) -> Callable[[Layout, Schedule], StepTimes]:
     even = StepTimes.even
 
     def times(layout: Layout, schedule: Schedule) -> StepTimes:
-        found, rng = even(layout, schedule), random.Random(seed)
+        step_times, rng = even(layout, schedule), random.Random(seed)
         orders = tuple(random_orders(rng, line, schedule) for line in layout.lines) if schedule.splits else ()
-        return replace(found, orders=orders)
+        return replace(step_times, orders=orders)
 
     return times
 
@@ -102,10 +102,10 @@ def test_lists_are_the_orders_and_have_one_order(seed: int) -> None:
     lists = rank_actions(layout, plan.schedule, model, SEQ_LEN, bucket_parts(layout.held, plan.sharding.stage), times)
     check_actions(layout, SEQ_LEN, lists)
     for executor, actions in zip(layout.executor_of, lists, strict=True):
-        count, own = len(layout.lines[executor.pipeline].stages), times.orders[executor.pipeline][executor.stage]
-        computed = [one for one in actions if isinstance(one, Action) and one.kind in KIND_OF]
-        whole = [one for one in computed if not one.part or one.kind is ActionKind.WEIGHTS]
-        assert [Operation(KIND_OF[a.kind], a.stage // count, a.micro_batch) for a in whole] == list(own)
+        count, order = len(layout.lines[executor.pipeline].stages), times.orders[executor.pipeline][executor.stage]
+        computed = [action for action in actions if isinstance(action, Action) and action.kind in KIND_OF]
+        whole = [action for action in computed if not action.part or action.kind is ActionKind.WEIGHTS]
+        assert [Operation(KIND_OF[a.kind], a.stage // count, a.micro_batch) for a in whole] == list(order)
 
 
 def test_a_sum_waits_for_its_own_layers_alone() -> None:
@@ -114,9 +114,9 @@ def test_a_sum_waits_for_its_own_layers_alone() -> None:
     layout = layout_of(even_plan(model, ZB, stages=1, pipelines=2, batches=2), model)
     with patch.object(buckets, "BUCKET_ELEMENTS", 100_000):
         shared = bucket_parts(layout.held, 0)
-    own, _ = rank_actions(layout, ZB, model, SEQ_LEN, shared, StepTimes.even(layout, ZB))
-    sums = [k for k, one in enumerate(own) if isinstance(one, BucketCollective)]
-    late = [k for k, one in enumerate(own) if isinstance(one, Action) and one.kind is ActionKind.WEIGHTS]
+    actions, _ = rank_actions(layout, ZB, model, SEQ_LEN, shared, StepTimes.even(layout, ZB))
+    sums = [k for k, action in enumerate(actions) if isinstance(action, BucketCollective)]
+    late = [k for k, action in enumerate(actions) if isinstance(action, Action) and action.kind is ActionKind.WEIGHTS]
     assert len(late) == 2 * model.num_layers
     assert sums[0] < late[-model.num_layers + 1] < late[-1] < sums[-1]
 
@@ -140,10 +140,10 @@ def test_memory_is_what_is_predicted(schedule: Schedule, policy: str, tp: int, l
     activations are gone; more, by `high`, as of a layer that is recomputed all counts until its end."""
     model = replace(LLAMA, num_layers=8)
     plan = even_plan(model, schedule, policy, stages=2, tp=tp, batches=4, chunks=1 + (schedule == ZB_INTERLEAVED))
-    for one in compared(plan, model, Workload(4, 128)):
-        assert -low <= one.off("activations") <= high
-        assert one.off("logits") == 0.0
-        assert -0.04 <= one.predicted.tensors / one.peak_bytes - 1 <= 0.01
+    for comparison in compare(plan, model, Workload(4, 128)):
+        assert -low <= comparison.off("activations") <= high
+        assert comparison.off("logits") == 0.0
+        assert -0.04 <= comparison.predicted.tensors / comparison.peak_bytes - 1 <= 0.01
 
 
 def test_orders_travel_as_plain_data() -> None:

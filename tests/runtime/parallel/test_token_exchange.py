@@ -26,7 +26,7 @@ CELLS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
 )
 
 
-def drawn(tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def random_inputs(tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens of all ranks [N, H], their experts and weights [N, k], and a matrix of each expert [E, H, H]."""
     generator = torch.Generator().manual_seed(sum(tokens))
     total = sum(tokens)
@@ -42,8 +42,8 @@ def reference(
     tokens: Sequence[int], capacity: float | None, *, scales_input: bool = False
 ) -> tuple[Tensor, list[Tensor]]:
     """By a loop over tokens: sums, and gradients of x, weights and matrices where sums have the gradient `x`."""
-    x, experts, weights, matrices = drawn(tokens)
-    leaves = [one.clone().requires_grad_() for one in (x, weights, matrices)]
+    x, experts, weights, matrices = random_inputs(tokens)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weights, matrices)]
     sums = torch.zeros_like(x)
     for first, end in pairwise([0, *accumulate(tokens)]):
         most = None if capacity is None else ceil(capacity * (end - first) * TOP / EXPERTS)
@@ -57,7 +57,7 @@ def reference(
                     sums = torch.cat([sums[:n], (sums[n] + term).unsqueeze(0), sums[n + 1 :]])
     if sums.requires_grad:
         (sums * x).sum().backward()  # type: ignore[no-untyped-call]
-    return sums.detach(), [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
+    return sums.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
 @pytest.mark.parametrize("capacity", [None, 0.5, 1.0, 4.0])
@@ -66,7 +66,7 @@ def reference(
 def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | None, scales_input: bool) -> None:
     counts, tokens, turns = cell
     held = ExpertCell(tuple(range(len(counts))), turns, counts).experts(EXPERTS)
-    x, experts, weights, matrices = drawn(tokens)
+    x, experts, weights, matrices = random_inputs(tokens)
     want, gradients = reference(tokens, capacity, scales_input=scales_input)
     bounds = list(pairwise([0, *accumulate(tokens)]))
 
@@ -74,28 +74,28 @@ def test_sums_and_gradients_are_those_of_a_loop(cell: Any, capacity: float | Non
         group = dist.new_group(list(range(len(tokens)))) if len(tokens) > 1 else None
         exchange = CellExchange(held, rank, group, torch.device("cpu"), capacity=capacity, num_tokens=tokens, top_k=TOP)
         some = slice(*bounds[rank])
-        leaves = [one.clone().requires_grad_() for one in (x[some], weights[some], matrices[slice(*held[rank])])]
+        leaves = [tensor.clone().requires_grad_() for tensor in (x[some], weights[some], matrices[slice(*held[rank])])]
 
         def run(rows: Tensor, of: ExpertRows) -> Tensor:
             return grouped_product(rows, leaves[2], None, of).tanh()
 
         sums, _ = exchange(leaves[0], experts[some], leaves[1], run, scales_input=scales_input)
         (sums * x[some]).sum().backward()  # type: ignore[no-untyped-call]
-        return sums.detach(), [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
+        return sums.detach(), [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
     results = run_in_order(len(tokens), work)
     torch.testing.assert_close(torch.cat([sums for sums, _ in results]), want, atol=1e-14, rtol=0)
     for rank, (_, of_rank) in enumerate(results):
         some, mine = slice(*bounds[rank]), slice(*held[rank])
         expected = (gradients[0][some], gradients[1][some], gradients[2][mine])
-        for gradient, one in zip(of_rank, expected, strict=True):
-            torch.testing.assert_close(gradient, one, atol=1e-13, rtol=0)
+        for gradient, wanted in zip(of_rank, expected, strict=True):
+            torch.testing.assert_close(gradient, wanted, atol=1e-13, rtol=0)
     whole, _ = reference(tokens, None, scales_input=scales_input)
     assert capacity is None or capacity > 0.5 or not torch.equal(want, whole), "nothing is dropped"
 
 
 def test_what_runs_meanwhile_is_beside() -> None:
-    x, experts, weights, _ = drawn((4,))
+    x, experts, weights, _ = random_inputs((4,))
     exchange = CellExchange([(0, EXPERTS)], 0, None, torch.device("cpu"))
     sums, beside = exchange(x, experts, weights, lambda rows, of: rows, lambda: torch.ones(2))
     torch.testing.assert_close(sums, x * weights.sum(1, keepdim=True), atol=1e-14, rtol=0)

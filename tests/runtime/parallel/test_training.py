@@ -81,18 +81,18 @@ def train(
     """By rank: gradients of the first step, [(parts, flat share, where it begins)], and losses and norms of all."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, seq_len=seq_len, **more)
+        rank_trainee = trainee(plan, model, batch, seq_len=seq_len, **more)
 
         def sequences(step: int) -> Any:
             generator = torch.Generator().manual_seed(step % 2)
             tokens = torch.randint(model.vocab_size, (batch, seq_len + 1), generator=generator)
             return lambda first, end: tokens[first:end]
 
-        own.gradients(sequences(0))
+        rank_trainee.gradients(sequences(0))
         gradients = [
-            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in own.buckets
+            (bucket.parts, bucket.summed_gradient.numpy().copy(), bucket.share.start) for bucket in rank_trainee.buckets
         ]
-        return gradients, [own.step(sequences(step), SETTINGS.lr) for step in range(steps)]
+        return gradients, [rank_trainee.step(sequences(step), SETTINGS.lr) for step in range(steps)]
 
     return run(len(plan.devices()), work)
 
@@ -123,8 +123,8 @@ def equal_one_process(
         for parts, flat, start in gradients:
             want = torch.cat([of_name[p.name].narrow(p.dim, p.start, p.end - p.start).flatten() for p in parts])
             scale = max(float(of_name[p.name].norm()) for p in parts)
-            own = want[start : start + len(flat)]
-            difference = torch.from_numpy(flat)[: len(own)] - own
+            share = want[start : start + len(flat)]
+            difference = torch.from_numpy(flat)[: len(share)] - share
             of_gradients = max(of_gradients, float(difference.norm()) / scale)
         for (loss, _), (expected, _) in zip(losses, curve, strict=True):
             of_losses = max(of_losses, abs(loss / expected - 1))
@@ -151,22 +151,22 @@ def test_bf16_keeps_masters_in_float32(gradient_dtype: torch.dtype) -> None:
     plan, model, batch = random_plan(random.Random(36))
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, torch.bfloat16, gradient_dtype)
+        rank_trainee = trainee(plan, model, batch, torch.bfloat16, gradient_dtype)
         tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        losses = [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
-        for bucket, states in own.optimizer.states():
+        losses = [rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+        for bucket, states in rank_trainee.optimizer.states():
             assert {state.dtype for state in states.values()} == {torch.float32}
             if not bucket.is_sharded:
-                held = [own.weights[name][place.where].flatten() for name, place in bucket.places.items()]
+                held = [rank_trainee.weights[name][place.where].flatten() for name, place in bucket.places.items()]
                 size = sum(map(len, held))
                 assert torch.cat(held).equal(states["weight"][:size].bfloat16())
-        assert {weight.dtype for weight in own.weights.values()} == {torch.bfloat16}
+        assert {weight.dtype for weight in rank_trainee.weights.values()} == {torch.bfloat16}
         return losses
 
     def exact(rank: int) -> Any:
-        own = trainee(plan, model, batch)
+        rank_trainee = trainee(plan, model, batch)
         tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        return [own.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
+        return [rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)[0] for _ in range(20)]
 
     (losses, *_), (want, *_) = (run_ranks(len(plan.devices()), way) for way in (work, exact))
     assert want[-1] < want[0] - 0.1
@@ -179,23 +179,23 @@ def features(plan: Plan, model: ModelSpec) -> set[str]:
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     replicas = [replica for stage in stages for replica in stage.parallelism.replicas]
     kind = sharding.groups if isinstance(sharding.groups, str) else "stated"
-    found = {plan.schedule.name, model.architecture}
-    found |= {f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
-    found |= {f"{len(pipeline.stages)} stages" for pipeline in pipelines}
-    found |= {f"TP {len(replica.devices)}" for replica in replicas}
-    found |= {policy for stage in stages for policies in stage.policies() for policy in policies}
-    found |= {"uneven heads" for replica in replicas if replica.heads and len(set(replica.heads)) > 1}
-    found |= {"replicas" for stage in stages if len(stage.parallelism.replicas) > 1}
-    found |= {
+    names = {plan.schedule.name, model.architecture}
+    names |= {f"ZeRO-{sharding.stage} over {kind}", f"{len(pipelines)} pipelines"}
+    names |= {f"{len(pipeline.stages)} stages" for pipeline in pipelines}
+    names |= {f"TP {len(replica.devices)}" for replica in replicas}
+    names |= {policy for stage in stages for policies in stage.policies() for policy in policies}
+    names |= {"uneven heads" for replica in replicas if replica.heads and len(set(replica.heads)) > 1}
+    names |= {"replicas" for stage in stages if len(stage.parallelism.replicas) > 1}
+    names |= {
         "unequal samples" for stage in stages if len({replica.samples for replica in stage.parallelism.replicas}) > 1
     }
-    found |= {"layer ranges" for pipeline in pipelines if pipeline.num_chunks > 1}
-    found |= {"fewer micro-batches than stages" for p in pipelines if p.num_micro_batches < len(p.stages)}
-    found |= {"unequal micro-batches"} if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1 else set()
-    found |= {"unequal sizes"} if len({pipeline.micro_batch_size for pipeline in pipelines}) > 1 else set()
+    names |= {"layer ranges" for pipeline in pipelines if pipeline.num_chunks > 1}
+    names |= {"fewer micro-batches than stages" for p in pipelines if p.num_micro_batches < len(p.stages)}
+    names |= {"unequal micro-batches"} if len({pipeline.num_micro_batches for pipeline in pipelines}) > 1 else set()
+    names |= {"unequal sizes"} if len({pipeline.micro_batch_size for pipeline in pipelines}) > 1 else set()
     if model.tied_embeddings and any(len(pipeline.stages) > 1 for pipeline in pipelines):
-        found.add("tied embeddings on different stages")
-    return found
+        names.add("tied embeddings on different stages")
+    return names
 
 
 def test_the_third_has_every_feature() -> None:
@@ -209,15 +209,15 @@ def test_gradients_are_added_where_buckets_have_them(weights: torch.dtype) -> No
     _, model, batch = random_plan(random.Random(2))
 
     def work(rank: int) -> Any:
-        own = trainee(whole(model, batch), model, batch, weights, torch.float32)
+        rank_trainee = trainee(whole(model, batch), model, batch, weights, torch.float32)
         tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1))
-        own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
-        assert all(bucket.gradient.count_nonzero() for bucket in own.buckets)
-        places = [(name, view) for bucket in own.buckets for name, view, _ in bucket.pieces(bucket.gradient)]
+        rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+        assert all(bucket.gradient.count_nonzero() for bucket in rank_trainee.buckets)
+        places = [(name, view) for bucket in rank_trainee.buckets for name, view, _ in bucket.pieces(bucket.gradient)]
         return [
-            None if (grad := own.weights[name].grad) is None else grad.data_ptr() == view.data_ptr()
+            None if (grad := rank_trainee.weights[name].grad) is None else grad.data_ptr() == view.data_ptr()
             for name, view in places
         ]
 
-    (found,) = run_ranks(1, work)
-    assert set(found) == {True if weights == torch.float32 else None}
+    (results,) = run_ranks(1, work)
+    assert set(results) == {True if weights == torch.float32 else None}

@@ -42,11 +42,11 @@ def test_bf16_and_what_is_left_after_a_step(zero: int) -> None:
 
     def work(plan: Plan) -> Any:
         def rank(number: int) -> list[float]:
-            own = trainee(plan, MODEL, BATCH, torch.bfloat16, torch.float32)
+            rank_trainee = trainee(plan, MODEL, BATCH, torch.bfloat16, torch.float32)
             tokens = torch.randint(MODEL.vocab_size, (BATCH, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-            losses = [own.step(lambda first, end: tokens[first:end], 3e-3)[0] for _ in range(12)]
+            losses = [rank_trainee.step(lambda first, end: tokens[first:end], 3e-3)[0] for _ in range(12)]
             if plan.sharding.stage:
-                late = [(bucket, state) for bucket, state in own.optimizer.states() if bucket.zero == zero]
+                late = [(bucket, state) for bucket, state in rank_trainee.optimizer.states() if bucket.zero == zero]
                 assert late
                 for bucket, state in late:
                     assert bucket.whole is None
@@ -54,7 +54,7 @@ def test_bf16_and_what_is_left_after_a_step(zero: int) -> None:
                     if zero == 3:
                         assert bucket.weight is not None
                         assert bucket.weight.equal(state["weight"].bfloat16())
-                        assert all(own.weights[name].numel() == 0 for name in bucket.places)
+                        assert all(rank_trainee.weights[name].numel() == 0 for name in bucket.places)
             return losses
 
         return run_ranks(len(plan.devices()), rank)[0]

@@ -31,7 +31,7 @@ Case = tuple[Plan, ModelSpec, int]
 STEPS = 3
 
 
-def sharded(seed: int) -> Case:
+def sharded_case(seed: int) -> Case:
     """ZeRO-1 over all, machines or lists of devices, with replicas, TP, layer ranges, tied matrices."""
     rng = random.Random(seed)
     while True:
@@ -40,19 +40,19 @@ def sharded(seed: int) -> Case:
             return plan, model, batch
 
 
-def split(seed: int) -> Case:
+def split_case(seed: int) -> Case:
     """Of split backwards."""
     plan, model, batch = split_plan(seed, 6)
     return replace(plan, sharding=Sharding(1)), model, batch
 
 
-def aligned(seed: int) -> Case:
+def aligned_case(seed: int) -> Case:
     """Of ZeRO-2, or of ZeRO-3, whose norms are of ZeRO-1."""
     return random_aligned_plan(random.Random(seed), 6)
 
 
 UNTIED = replace(MODEL, tied_embeddings=False)
-MAKERS: tuple[Callable[[int], Case], ...] = (sharded, split, aligned)
+MAKERS: tuple[Callable[[int], Case], ...] = (sharded_case, split_case, aligned_case)
 
 
 @contextmanager
@@ -60,66 +60,66 @@ def at_once() -> Iterator[None]:
     """Within, whoever begins to gather weights waits for them."""
     begin = WeightStore.give
 
-    def waiting(self: WeightStore, *arguments: Any) -> None:
+    def give_and_wait(self: WeightStore, *arguments: Any) -> None:
         begin(self, *arguments)
         self.finish()
 
-    with patch.object(WeightStore, "give", waiting):
+    with patch.object(WeightStore, "give", give_and_wait):
         yield
 
 
-def trained(case: Case, run: Callable[..., list[Any]], **more: Any) -> list[Any]:
+def train(case: Case, run: Callable[..., list[Any]], **more: Any) -> list[Any]:
     """By rank: losses and norms of all steps, those of a text beside it, and the weights and states at the end."""
     plan, model, batch = case
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch, **more)
+        rank_trainee = trainee(plan, model, batch, **more)
         tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
-        steps = [own.step(lambda first, end: tokens[first:end], SETTINGS.lr) for _ in range(STEPS)]
-        loss = own.loss(lambda first, end: tokens[first:end])
-        own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
-        states = [state.numpy().copy() for _, held in own.optimizer.states() for state in held.values()]
-        return steps, loss, [weight.detach().numpy().copy() for weight in own.weights.values()], states
+        steps = [rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr) for _ in range(STEPS)]
+        loss = rank_trainee.loss(lambda first, end: tokens[first:end])
+        rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+        states = [state.numpy().copy() for _, held in rank_trainee.optimizer.states() for state in held.values()]
+        return steps, loss, [weight.detach().numpy().copy() for weight in rank_trainee.weights.values()], states
 
     return run(len(plan.devices()), work)
 
 
-def assert_equal_bits(found: list[Any], expected: list[Any]) -> None:
+def assert_equal_bits(results: list[Any], expected: list[Any]) -> None:
     for (steps, loss, weights, states), (want_steps, want_loss, want_weights, want_states) in zip(
-        found, expected, strict=True
+        results, expected, strict=True
     ):
         assert (steps, loss) == (want_steps, want_loss)
-        for one, other in zip(weights + states, want_weights + want_states, strict=True):
-            assert one.tobytes() == other.tobytes()
+        for array, other in zip(weights + states, want_weights + want_states, strict=True):
+            assert array.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize(("make", "seed"), slow_but([(aligned, 2)], product(MAKERS, range(12))))
+@pytest.mark.parametrize(("make", "seed"), slow_but([(aligned_case, 2)], product(MAKERS, range(12))))
 def test_losses_and_weights_are_those_of_steps_that_wait(make: Callable[[int], Case], seed: int) -> None:
     """To the last bit, with buckets of a few parameters."""
     with patch.object(buckets, "BUCKET_ELEMENTS", 200):
-        found = trained(make(seed), run_ranks)
+        results = train(make(seed), run_ranks)
         with at_once():
-            assert_equal_bits(found, trained(make(seed), run_ranks))
+            assert_equal_bits(results, train(make(seed), run_ranks))
 
 
 @pytest.mark.parametrize(
-    ("make", "seed"), slow_but([(sharded, 1), (split, 0), (aligned, 1)], product(MAKERS, range(12)))
+    ("make", "seed"), slow_but([(sharded_case, 1), (split_case, 0), (aligned_case, 1)], product(MAKERS, range(12)))
 )
 def test_so_they_are_over_queues_as_of_gpus(make: Callable[[int], Case], seed: int) -> None:
     """Weights that nobody has waited for are no numbers there, and gathers in another order would hang."""
     run = partial(run_in_order, one_queue=bool(seed % 2))
     with patch.object(buckets, "BUCKET_ELEMENTS", 200):
-        found = trained(make(seed), run)
+        results = train(make(seed), run)
         with at_once():
-            assert_equal_bits(found, trained(make(seed), run))
+            assert_equal_bits(results, train(make(seed), run))
 
 
 @pytest.mark.slow
 def test_so_they_are_of_compiled_layers() -> None:
     with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
-        found = trained((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True)
+        results = train((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True)
         with at_once():
-            assert_equal_bits(found, trained((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True))
+            assert_equal_bits(results, train((two_pipelines(1), MODEL, 4), run_ranks, compile_layers=True))
 
 
 def two_pipelines(num_chunks: int) -> Plan:
@@ -145,20 +145,20 @@ def test_a_forward_waits_unit_by_unit_for_what_it_is_about_to_use(num_chunks: in
     plan = two_pipelines(num_chunks)
 
     def work(rank: int) -> Any:
-        own, log = trainee(plan, UNTIED, 4), list[tuple[str, Any]]()
-        shared = bucket_parts(own.layout.held, 1)
-        of_units = unit_buckets(own.layout.executor_of[rank], rank, shared, UNTIED)
+        rank_trainee, log = trainee(plan, UNTIED, 4), list[tuple[str, Any]]()
+        shared = bucket_parts(rank_trainee.layout.held, 1)
+        of_units = unit_buckets(rank_trainee.layout.executor_of[rank], rank, shared, UNTIED)
         begin, wait, parts = WeightStore.give, WeightStore._wait, DecoderChunk.parts
 
-        def beginning(self: WeightStore, bucket: Any, *arguments: Any) -> None:
+        def note_begin(self: WeightStore, bucket: Any, *arguments: Any) -> None:
             log.append(("begin", bucket.number))
             begin(self, bucket, *arguments)
 
-        def waiting(self: WeightStore, numbers: Any) -> None:
+        def note_wait(self: WeightStore, numbers: Any) -> None:
             log.extend(("wait", number) for number in numbers if number in self._stepped)
             wait(self, numbers)
 
-        def noted(self: DecoderChunk, *arguments: Any) -> Any:
+        def note_parts(self: DecoderChunk, *arguments: Any) -> Any:
             number = self.chunk.number
 
             def note(unit: int, part: Any) -> Any:
@@ -168,17 +168,17 @@ def test_a_forward_waits_unit_by_unit_for_what_it_is_about_to_use(num_chunks: in
 
         tokens = torch.randint(UNTIED.vocab_size, (4, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
         with (
-            patch.object(WeightStore, "give", beginning),
-            patch.object(WeightStore, "_wait", waiting),
-            patch.object(DecoderChunk, "parts", noted),
+            patch.object(WeightStore, "give", note_begin),
+            patch.object(WeightStore, "_wait", note_wait),
+            patch.object(DecoderChunk, "parts", note_parts),
         ):
             for _ in range(2):
-                own.step(lambda first, end: tokens[first:end], SETTINGS.lr)
+                rank_trainee.step(lambda first, end: tokens[first:end], SETTINGS.lr)
         return log, of_units
 
     with patch.object(buckets, "BUCKET_ELEMENTS", 300):
-        found = run_ranks(4, work)
-    for log, of_units in found:
+        logs = run_ranks(4, work)
+    for log, of_units in logs:
         first = next(k for k, (what, _) in enumerate(log) if what == "begin")
         after_first = log[first : first + next(k for k, (what, _) in enumerate(log[first:]) if what == "run")]
         began = [number for what, number in after_first if what == "begin"]

@@ -59,7 +59,7 @@ def train(
     adapter = PeftAdapter(more.pop("adapter"), trained).read if "adapter" in more else partial(initial_values, SEED)
 
     def work(rank: int) -> Any:
-        own = trainee(
+        rank_trainee = trainee(
             plan,
             model,
             BATCH,
@@ -69,20 +69,20 @@ def train(
             **more,
         )
         if resume is not None:
-            own.optimizer.load(Checkpoint(resume).fill, first)
+            rank_trainee.optimizer.load(Checkpoint(resume).fill, first)
 
         def sequences(step: int) -> Callable[[int, int], torch.Tensor]:
             generator = torch.Generator().manual_seed(step)
             tokens = torch.randint(model.vocab_size, (BATCH, SEQ_LEN + 1), generator=generator)
             return lambda low, high: tokens[low:high]
 
-        losses = [own.step(sequences(step), 30 * SETTINGS.lr)[0] for step in range(first, end)]
-        writer = CheckpointWriter(folder, trained, keep=2, states=own.optimizer.states())
+        losses = [rank_trainee.step(sequences(step), 30 * SETTINGS.lr)[0] for step in range(first, end)]
+        writer = CheckpointWriter(folder, trained, keep=2, states=rank_trainee.optimizer.states())
         progress = CheckpointProgress("own", end, end * BATCH, SEQ_LEN, SEED)
-        writer.save(progress, own.optimizer.states(), lambda: None)
+        writer.save(progress, rank_trainee.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
         assert writer.written_steps() == [end]
-        return [*losses, own.loss(sequences(end))]
+        return [*losses, rank_trainee.loss(sequences(end))]
 
     return run_ranks(len(plan.devices()), work)[0]  # type: ignore[no-any-return]
 
@@ -99,7 +99,7 @@ def base(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def written(model: ModelSpec, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint_folder(model: ModelSpec, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three steps under a plan of several processes."""
     folder = tmp_path_factory.mktemp("adapters")
     plan = plans_for(replace(model, num_layers=model.num_layers), 1)[0]
@@ -107,13 +107,15 @@ def written(model: ModelSpec, base: Path, tmp_path_factory: pytest.TempPathFacto
     return folder / "step-00000003"
 
 
-def test_other_plans_go_on_where_one_stopped(model: ModelSpec, base: Path, written: Path, tmp_path: Path) -> None:
-    Checkpoint(written).check()
-    trained = Checkpoint(written).trained
+def test_other_plans_go_on_where_one_stopped(
+    model: ModelSpec, base: Path, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    Checkpoint(checkpoint_folder).check()
+    trained = Checkpoint(checkpoint_folder).trained
     assert trained == trained_model(model, base)
     curve = train(whole(model, BATCH), trained, tmp_path / "whole", 0, 6)
     for k, plan in enumerate(plans_for(model, 3)[1:]):
-        again = train(plan, trained, tmp_path / str(k), 3, 6, resume=written)
+        again = train(plan, trained, tmp_path / str(k), 3, 6, resume=checkpoint_folder)
         assert again == pytest.approx(curve[3:], rel=1e-9)
     assert curve[3] != pytest.approx(curve[4], rel=1e-3)
 
@@ -132,11 +134,11 @@ def test_states_of_other_optimizers_go_on_too(model: ModelSpec, tmp_path: Path, 
 # ------------------------------------------------------------------ peft
 
 
-def test_a_checkpoint_has_what_peft_reads(model: ModelSpec, written: Path) -> None:
-    stated = json.loads((written / FOLDER / CONFIG).read_text())
+def test_a_checkpoint_has_what_peft_reads(model: ModelSpec, checkpoint_folder: Path) -> None:
+    stated = json.loads((checkpoint_folder / FOLDER / CONFIG).read_text())
     assert (stated["peft_type"], stated["r"], stated["lora_alpha"]) == ("LORA", 2, 3)
     assert stated["target_modules"] == ["q_proj", "o_proj", "gate_proj", "down_proj"]
-    found = load_file(written / FOLDER / WEIGHTS)
+    tensors = load_file(checkpoint_folder / FOLDER / WEIGHTS)
     h, q = model.hidden_size, model.num_heads * model.head_dim
     shapes = {
         "self_attn.q_proj": ((2, h), (q, 2)),
@@ -144,21 +146,23 @@ def test_a_checkpoint_has_what_peft_reads(model: ModelSpec, written: Path) -> No
         "mlp.gate_proj": ((2, h), (model.ffn_size, 2)),
         "mlp.down_proj": ((2, model.ffn_size), (h, 2)),
     }
-    assert {name: tuple(value.shape) for name, value in found.items()} == {
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == {
         f"base_model.model.model.layers.{layer}.{name}.{matrix}.weight": shape
         for layer in range(model.num_layers)
         for name, pair in shapes.items()
         for matrix, shape in zip(("lora_A", "lora_B"), pair, strict=True)
     }
-    assert {value.dtype for value in found.values()} == {torch.float32}
-    assert all(value.any() for value in found.values())
+    assert {value.dtype for value in tensors.values()} == {torch.float32}
+    assert all(value.any() for value in tensors.values())
 
 
-def test_peft_computes_the_loss_that_was_trained(model: ModelSpec, base: Path, written: Path, tmp_path: Path) -> None:
+def test_peft_computes_the_loss_that_was_trained(
+    model: ModelSpec, base: Path, checkpoint_folder: Path, tmp_path: Path
+) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    with_adapter = peft.PeftModel.from_pretrained(theirs, written / FOLDER).double()
-    ours = train(whole(model, BATCH), trained_model(model, base), tmp_path, 3, 3, resume=written)[-1]
+    with_adapter = peft.PeftModel.from_pretrained(theirs, checkpoint_folder / FOLDER).double()
+    ours = train(whole(model, BATCH), trained_model(model, base), tmp_path, 3, 3, resume=checkpoint_folder)[-1]
     assert _loss(with_adapter, model, 3) == pytest.approx(ours, rel=1e-5)
 
 
@@ -196,22 +200,22 @@ def _loss(theirs: Any, model: ModelSpec, step: int) -> float:
 
 
 def test_merged_weights_are_the_model_that_was_trained(
-    model: ModelSpec, base: Path, written: Path, tmp_path: Path
+    model: ModelSpec, base: Path, checkpoint_folder: Path, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    spec, tensors = exported_weights(written)
+    spec, tensors = exported_weights(checkpoint_folder)
     write_hugging_face(tmp_path / "merged", spec, tensors, torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).double()
-    ours = train(whole(model, BATCH), trained_model(model, base), tmp_path / "own", 3, 3, resume=written)[-1]
+    ours = train(whole(model, BATCH), trained_model(model, base), tmp_path / "own", 3, 3, resume=checkpoint_folder)[-1]
     assert _loss(theirs, model, 3) == pytest.approx(ours, rel=1e-5)
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).double()
     assert _loss(plain, model, 3) != pytest.approx(ours, rel=1e-3)
 
 
-def test_a_folder_of_peft_begins_a_run(model: ModelSpec, base: Path, written: Path, tmp_path: Path) -> None:
+def test_a_folder_of_peft_begins_a_run(model: ModelSpec, base: Path, checkpoint_folder: Path, tmp_path: Path) -> None:
     trained = trained_model(model, base)
-    resumed = train(whole(model, BATCH), trained, tmp_path / "one", 3, 3, resume=written)
-    begun = train(whole(model, BATCH), trained, tmp_path / "two", 3, 3, adapter=written / FOLDER)
+    resumed = train(whole(model, BATCH), trained, tmp_path / "one", 3, 3, resume=checkpoint_folder)
+    begun = train(whole(model, BATCH), trained, tmp_path / "two", 3, 3, adapter=checkpoint_folder / FOLDER)
     assert begun == pytest.approx(resumed, rel=1e-6)
 
 
@@ -227,17 +231,17 @@ def test_what_peft_writes_is_read(model: ModelSpec, base: Path, tmp_path: Path) 
         assert torch.equal(opened.read(part), stored[f"base_model.model.{part.name}"])
 
 
-def with_config(written: Path, folder: Path, **changes: Any) -> Path:
+def with_config(checkpoint_folder: Path, folder: Path, **changes: Any) -> Path:
     folder.mkdir()
-    stated = json.loads((written / FOLDER / CONFIG).read_text()) | changes
+    stated = json.loads((checkpoint_folder / FOLDER / CONFIG).read_text()) | changes
     (folder / CONFIG).write_text(json.dumps(stated))
-    save_file(load_file(written / FOLDER / WEIGHTS), folder / WEIGHTS)
+    save_file(load_file(checkpoint_folder / FOLDER / WEIGHTS), folder / WEIGHTS)
     return folder
 
 
-def test_what_changes_nothing_is_read(model: ModelSpec, written: Path, tmp_path: Path) -> None:
+def test_what_changes_nothing_is_read(model: ModelSpec, checkpoint_folder: Path, tmp_path: Path) -> None:
     harmless = {"revision": None, "peft_version": "0.18", "use_dora": False, "rank_pattern": {}, "lora_bias": False}
-    PeftAdapter(with_config(written, tmp_path / "own", **harmless), trained_model(model))
+    PeftAdapter(with_config(checkpoint_folder, tmp_path / "own", **harmless), trained_model(model))
 
 
 @pytest.mark.parametrize(
@@ -258,16 +262,16 @@ def test_what_changes_nothing_is_read(model: ModelSpec, written: Path, tmp_path:
     ],
 )
 def test_adapters_of_other_forms_are_one_line(
-    model: ModelSpec, written: Path, tmp_path: Path, changes: dict[str, Any], line: str
+    model: ModelSpec, checkpoint_folder: Path, tmp_path: Path, changes: dict[str, Any], line: str
 ) -> None:
-    folder = with_config(written, tmp_path / "own", **changes)
+    folder = with_config(checkpoint_folder, tmp_path / "own", **changes)
     with pytest.raises(InputError) as error:
         PeftAdapter(folder, trained_model(model))
     assert line in str(error.value)
 
 
-def test_adapters_of_another_model_are_one_line(model: ModelSpec, written: Path, tmp_path: Path) -> None:
-    folder = with_config(written, tmp_path / "own")
+def test_adapters_of_another_model_are_one_line(model: ModelSpec, checkpoint_folder: Path, tmp_path: Path) -> None:
+    folder = with_config(checkpoint_folder, tmp_path / "own")
     for other, line in (
         (replace(model, num_layers=model.num_layers + 1), "lacks 'base_model.model.model.layers."),
         (replace(model, num_layers=model.num_layers - 1), "has 'base_model.model.model.layers."),
@@ -284,8 +288,8 @@ def test_adapters_of_another_model_are_one_line(model: ModelSpec, written: Path,
 
 def problem(model: ModelSpec, **more: Any) -> Problem:
     lora = {"rank": 2, "targets": ("q", "o", "gate", "down")}
-    own = {"training": "lora", "lora": lora, "precision": "fp32"} | more
-    return Problem(cluster(("a", "fast", 1)), model, Workload(BATCH, SEQ_LEN, **own))
+    settings = {"training": "lora", "lora": lora, "precision": "fp32"} | more
+    return Problem(cluster(("a", "fast", 1)), model, Workload(BATCH, SEQ_LEN, **settings))
 
 
 @pytest.mark.parametrize(
@@ -297,29 +301,33 @@ def problem(model: ModelSpec, **more: Any) -> Problem:
         ({"optimizer": "sgd"}, "trained with workload.optimizer=adamw, not sgd"),
     ],
 )
-def test_a_run_goes_on_with_what_was_trained(model: ModelSpec, written: Path, more: dict[str, Any], line: str) -> None:
-    assert resumed_progress(written, problem(model), SEED).step == 3
+def test_a_run_goes_on_with_what_was_trained(
+    model: ModelSpec, checkpoint_folder: Path, more: dict[str, Any], line: str
+) -> None:
+    assert resumed_progress(checkpoint_folder, problem(model), SEED).step == 3
     with pytest.raises(InputError) as error:
-        resumed_progress(written, problem(model, **more), SEED)
+        resumed_progress(checkpoint_folder, problem(model, **more), SEED)
     assert line in str(error.value)
 
 
-def test_a_run_goes_on_beside_the_same_weights(model: ModelSpec, base: Path, written: Path, tmp_path: Path) -> None:
-    own = problem(model)
-    assert adapter_start(own, written, None, None, None) == (base, 3.0)
-    assert adapter_start(own, None, None, written / FOLDER, None) == (None, 3.0)
-    assert adapter_start(own, None, None, None, None) == (None, 4.0)
+def test_a_run_goes_on_beside_the_same_weights(
+    model: ModelSpec, base: Path, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    task = problem(model)
+    assert adapter_start(task, checkpoint_folder, None, None, None) == (base, 3.0)
+    assert adapter_start(task, None, None, checkpoint_folder / FOLDER, None) == (None, 3.0)
+    assert adapter_start(task, None, None, None, None) == (None, 4.0)
     others = ((part.name, 2 * initial_values(3, part)) for part in whole_parts(model))
     write_hugging_face(tmp_path / "other", model, others, torch.float32)
     with pytest.raises(InputError, match="are not the weights beside which"):
-        adapter_start(own, written, tmp_path / "other", None, None)
+        adapter_start(task, checkpoint_folder, tmp_path / "other", None, None)
     with pytest.raises(InputError, match=r"export.weights: .* are not the weights beside which"):
-        exported_weights(written, tmp_path / "other")
+        exported_weights(checkpoint_folder, tmp_path / "other")
     with pytest.raises(InputError, match=r"train.lora_alpha: 7 is not that of .*, 3; leave it out"):
-        adapter_start(own, written, None, None, 7.0)
+        adapter_start(task, checkpoint_folder, None, None, 7.0)
     with pytest.raises(InputError, match="resume and adapter exclude each other"):
-        adapter_start(own, written, None, written / FOLDER, None)
+        adapter_start(task, checkpoint_folder, None, checkpoint_folder / FOLDER, None)
     full = problem(model, training="full", lora=Lora())
-    for adapter, alpha in ((written / FOLDER, None), (None, 2.0)):
+    for adapter, alpha in ((checkpoint_folder / FOLDER, None), (None, 2.0)):
         with pytest.raises(InputError, match=r"goes with workload.training=lora only; state that too"):
             adapter_start(full, None, None, adapter, alpha)

@@ -35,14 +35,14 @@ BATCH = 6
 
 def plans_for(model: ModelSpec, count: int) -> list[Plan]:
     """Random plans for a model and the batch."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     seed = 0
-    while len(found) < count:
+    while len(plans) < count:
         seed += 1
         plan, other, batch = random_plan(random.Random(seed), 6)
         if other.num_layers == model.num_layers and batch == BATCH:
-            found.append(plan)
-    return found
+            plans.append(plan)
+    return plans
 
 
 def train(
@@ -51,11 +51,11 @@ def train(
     """Losses of steps `first` to `end`, and a checkpoint after them."""
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, BATCH)
+        rank_trainee = trainee(plan, model, BATCH)
         if resume is not None:
             checkpoint = Checkpoint(resume)
             assert checkpoint.progress.step == first
-            own.optimizer.load(checkpoint.fill, first)
+            rank_trainee.optimizer.load(checkpoint.fill, first)
 
         def sequences(step: int) -> Callable[[int, int], torch.Tensor]:
             tokens = torch.randint(
@@ -63,9 +63,11 @@ def train(
             )
             return lambda low, high: tokens[low:high]
 
-        losses = [own.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
-        writer = CheckpointWriter(folder, TrainedModel(model), keep=2, states=own.optimizer.states())
-        writer.save(CheckpointProgress("own", end, end * BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
+        losses = [rank_trainee.step(sequences(step), SETTINGS.lr)[0] for step in range(first, end)]
+        writer = CheckpointWriter(folder, TrainedModel(model), keep=2, states=rank_trainee.optimizer.states())
+        writer.save(
+            CheckpointProgress("own", end, end * BATCH, SEQ_LEN, 1), rank_trainee.optimizer.states(), lambda: None
+        )
         writer.finish(lambda: None)
         assert writer.written_steps() == [end]
         return losses
@@ -79,30 +81,30 @@ def model() -> ModelSpec:
 
 
 @pytest.fixture(scope="module")
-def written(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint_folder(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three steps under a plan of several processes."""
     folder = tmp_path_factory.mktemp("checkpoints")
     train(plans_for(model, 1)[0], model, folder, 0, 3)
     return folder / "step-00000003"
 
 
-def test_other_plans_go_on_where_one_stopped(model: ModelSpec, written: Path, tmp_path: Path) -> None:
+def test_other_plans_go_on_where_one_stopped(model: ModelSpec, checkpoint_folder: Path, tmp_path: Path) -> None:
     curve = train(whole(model, BATCH), model, tmp_path / "whole", 0, 8)
     plans = [whole(model, BATCH), *plans_for(model, 4)[1:]]
     assert len({len(plan.devices()) for plan in plans}) > 2
     for k, plan in enumerate(plans):
-        again = train(plan, model, tmp_path / str(k), 3, 8, resume=written)
+        again = train(plan, model, tmp_path / str(k), 3, 8, resume=checkpoint_folder)
         assert again == pytest.approx(curve[3:], rel=1e-9)
 
 
-def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, written: Path, tmp_path: Path) -> None:
+def test_sequence_layouts_write_and_read_them_too(model: ModelSpec, checkpoint_folder: Path, tmp_path: Path) -> None:
     """One writer of each slice, though all their devices hold all of it; sharded or not."""
-    curve = train(whole(model, BATCH), model, tmp_path / "whole", 3, 6, resume=written)
+    curve = train(whole(model, BATCH), model, tmp_path / "whole", 3, 6, resume=checkpoint_folder)
     groups = (SequenceGroup((1, 0), (3, 1), (2, 4)), SequenceGroup((2,), (3,), (6,)))
     stage = Stage(SequenceParallel(groups, "zigzag"), ((0, model.num_layers),), ("none",))
     for zero in (0, 1):
         plan, folder = Plan((Pipeline((stage,), 2, BATCH // 2),), ONE_F_ONE_B, Sharding(zero)), tmp_path / str(zero)
-        assert train(plan, model, folder, 3, 5, resume=written) == pytest.approx(curve[:2], rel=1e-9)
+        assert train(plan, model, folder, 3, 5, resume=checkpoint_folder) == pytest.approx(curve[:2], rel=1e-9)
         (left,) = finished_checkpoints(folder)
         Checkpoint(left).check()
         again = train(whole(model, BATCH), model, tmp_path / f"again-{zero}", 5, 6, resume=left)
@@ -127,56 +129,64 @@ def test_what_was_left_unfinished_is_no_checkpoint(model: ModelSpec, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def copied(written: Path, to: Path) -> Path:
+def copy_checkpoint(checkpoint_folder: Path, to: Path) -> Path:
     to.mkdir()
-    for path in written.iterdir():
+    for path in checkpoint_folder.iterdir():
         (to / path.name).write_bytes(path.read_bytes())
     return to
 
 
-def changed(folder: Path, change: Callable[[Any], None]) -> None:
+def change_index(folder: Path, change: Callable[[Any], None]) -> None:
     index = json.loads((folder / INDEX).read_text())
     change(index)
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def truncated(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     path = min(folder.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flipped(folder: Path) -> None:
+def flip_bit(folder: Path) -> None:
     path = min(folder.glob("*.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
 
 
-def lost(folder: Path) -> None:
+def lose_file(folder: Path) -> None:
     """A file that the index does not have either."""
     path = max(folder.glob("*.safetensors"))
     path.unlink()
-    changed(folder, lambda index: index["files"].pop(path.name))
+    change_index(folder, lambda index: index["files"].pop(path.name))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncated, "is missing, truncated or changed"),
-        (flipped, "is missing, truncated or changed"),
+        (truncate, "is missing, truncated or changed"),
+        (flip_bit, "is missing, truncated or changed"),
         (lambda folder: min(folder.glob("*.safetensors")).unlink(), "is missing, truncated or changed"),
         (lambda folder: (folder / INDEX).unlink(), "the file does not exist"),
         (lambda folder: (folder / INDEX).write_text("{"), "index.json"),
         (lambda folder: (folder / "stray.safetensors").write_bytes(b""), "is not in index.json"),
-        (lost, "elements of "),
-        (lambda folder: changed(folder, lambda index: index.update(version=3)), "version"),
-        (lambda folder: changed(folder, lambda index: index.update(version=1)), "is of version 1, which this hexiopt"),
-        (lambda folder: changed(folder, lambda index: index.update(format="x")), "format"),
-        (lambda folder: changed(folder, lambda index: index["files"].update({"../x": {}})), "is not a file of the"),
+        (lose_file, "elements of "),
+        (lambda folder: change_index(folder, lambda index: index.update(version=3)), "version"),
+        (
+            lambda folder: change_index(folder, lambda index: index.update(version=1)),
+            "is of version 1, which this hexiopt",
+        ),
+        (lambda folder: change_index(folder, lambda index: index.update(format="x")), "format"),
+        (
+            lambda folder: change_index(folder, lambda index: index["files"].update({"../x": {}})),
+            "is not a file of the",
+        ),
     ],
 )
-def test_damage_is_one_line(written: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    folder = copied(written, tmp_path / written.name)
+def test_damage_is_one_line(
+    checkpoint_folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = copy_checkpoint(checkpoint_folder, tmp_path / checkpoint_folder.name)
     Checkpoint(folder).check()
     damage(folder)
     with pytest.raises(InputError) as error:
@@ -184,18 +194,18 @@ def test_damage_is_one_line(written: Path, tmp_path: Path, damage: Callable[[Pat
     assert message in str(error.value)
 
 
-def test_nothing_on_the_disk_is_pickled(written: Path) -> None:
+def test_nothing_on_the_disk_is_pickled(checkpoint_folder: Path) -> None:
     """Safetensors, which torch's own reader takes as they are, and an index."""
-    files = {path.name for path in written.iterdir()}
+    files = {path.name for path in checkpoint_folder.iterdir()}
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
-    metadata = HuggingFaceStorageReader(str(written)).read_metadata()
-    name, shape = "model.embed_tokens.weight", next(iter(whole_parts(Checkpoint(written).model))).shape
-    found = {name: torch.empty(shape, dtype=torch.float64)}
+    metadata = HuggingFaceStorageReader(str(checkpoint_folder)).read_metadata()
+    name, shape = "model.embed_tokens.weight", next(iter(whole_parts(Checkpoint(checkpoint_folder).model))).shape
+    tensors = {name: torch.empty(shape, dtype=torch.float64)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(found, storage_reader=HuggingFaceStorageReader(str(written)), no_dist=True)
+        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint_folder)), no_dist=True)
     torch.testing.assert_close(
-        found[name], Checkpoint(written).read("weight", whole_parts(Checkpoint(written).model)[0])
+        tensors[name], Checkpoint(checkpoint_folder).read("weight", whole_parts(Checkpoint(checkpoint_folder).model)[0])
     )
     assert f"exp_avg.{name}" in metadata.state_dict_metadata
 
@@ -207,33 +217,33 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     go_on = threading.Event()
     write = saving._write_file
 
-    def held_up(*arguments: Any) -> Any:
+    def hold_up(*arguments: Any) -> Any:
         assert go_on.wait(60.0)
         return write(*arguments)
 
-    monkeypatch.setattr(saving, "_write_file", held_up)
+    monkeypatch.setattr(saving, "_write_file", hold_up)
     waited: list[int] = []
 
-    def waiting() -> None:
+    def wait() -> None:
         waited.append(1)
         go_on.set()
 
     def work(rank: int) -> Any:
-        own, tokens = trainee(whole(model, BATCH), model, BATCH), torch.arange(SEQ_LEN + 1).expand(BATCH, -1)
-        before = {name: weight.detach().clone() for name, weight in own.weights.items()}
-        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=2, states=own.optimizer.states())
-        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
-        own.step(lambda low, high: tokens[low:high] % model.vocab_size, 1.0)
+        rank_trainee, tokens = trainee(whole(model, BATCH), model, BATCH), torch.arange(SEQ_LEN + 1).expand(BATCH, -1)
+        before = {name: weight.detach().clone() for name, weight in rank_trainee.weights.items()}
+        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=2, states=rank_trainee.optimizer.states())
+        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), rank_trainee.optimizer.states(), wait)
+        rank_trainee.step(lambda low, high: tokens[low:high] % model.vocab_size, 1.0)
         assert writer.written_steps() == []
         assert finished_checkpoints(tmp_path) == []
         assert not waited
-        writer.save(CheckpointProgress("own", 2, BATCH, SEQ_LEN, 1), own.optimizer.states(), waiting)
+        writer.save(CheckpointProgress("own", 2, BATCH, SEQ_LEN, 1), rank_trainee.optimizer.states(), wait)
         assert waited
         assert writer.written_steps() == [1]
         first = Checkpoint(tmp_path / "step-00000001")
         for part in whole_parts(model):
             assert torch.equal(first.read("weight", part), before[part.name])
-        writer.finish(waiting)
+        writer.finish(wait)
         assert writer.written_steps() == [2]
         return [path.name for path in finished_checkpoints(tmp_path)]
 
@@ -253,16 +263,16 @@ def test_a_full_disk_is_one_line(model: ModelSpec, tmp_path: Path, monkeypatch: 
     plan = plans_for(model, 1)[0]
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, BATCH)
-        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=1, states=own.optimizer.states())
-        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), own.optimizer.states(), lambda: None)
+        rank_trainee = trainee(plan, model, BATCH)
+        writer = CheckpointWriter(tmp_path, TrainedModel(model), keep=1, states=rank_trainee.optimizer.states())
+        writer.save(CheckpointProgress("own", 1, BATCH, SEQ_LEN, 1), rank_trainee.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
         with pytest.raises(InputError) as error:
             writer.written_steps()
         return str(error.value)
 
-    for said in run_ranks(len(plan.devices()), work):
-        assert "a checkpoint cannot be written ([Errno 28] No space left on device" in said
+    for message in run_ranks(len(plan.devices()), work):
+        assert "a checkpoint cannot be written ([Errno 28] No space left on device" in message
     assert finished_checkpoints(tmp_path) == []
 
 
@@ -272,9 +282,9 @@ def test_a_run_of_elements_is_boxes(shape: tuple[int, ...], draw: st.DataObject)
     low = draw.draw(st.integers(0, size))
     high = draw.draw(st.integers(low, size))
     whole = torch.arange(size).view(shape)
-    found = list(boxes(shape, low, high))
-    for starts, sizes, first in found:
+    pieces = list(boxes(shape, low, high))
+    for starts, sizes, first in pieces:
         box = whole[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
         assert box.flatten().tolist() == list(range(first, first + prod(sizes)))
-    assert sum(prod(sizes) for _, sizes, _ in found) == high - low
-    assert len(found) <= max(1, 2 * len(shape) - 1)
+    assert sum(prod(sizes) for _, sizes, _ in pieces) == high - low
+    assert len(pieces) <= max(1, 2 * len(shape) - 1)

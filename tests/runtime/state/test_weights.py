@@ -85,8 +85,8 @@ def outcome(path: Path, model: ModelSpec) -> dict[str, Tensor] | str:
         return str(error)
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(values: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return values.keys() == other.keys() and all(torch.equal(values[name], other[name]) for name in values)
 
 
 def files(folder: Path) -> set[str]:
@@ -164,22 +164,22 @@ def test_values_are_stored_in_the_type_asked_for(dtype: torch.dtype, tmp_path: P
 
 @settings(max_examples=30)
 @given(st.data())
-def test_parts_are_cuts_of_the_whole(written: dict[str, tuple[Path, dict[str, Tensor]]], data: st.DataObject) -> None:
+def test_parts_are_cuts_of_the_whole(models: dict[str, tuple[Path, dict[str, Tensor]]], data: st.DataObject) -> None:
     """Of any split of the heads, ranks without any among them, and of any stage."""
     case = data.draw(st.sampled_from(["llama-biases", "qwen3"]))
-    model, (folder, values) = MODELS[case], written[case]
+    model, (folder, values) = MODELS[case], models[case]
     cuts = sorted(data.draw(st.lists(st.integers(0, model.num_heads), max_size=3)))
     heads = [high - low for low, high in zip([0, *cuts], [*cuts, model.num_heads], strict=True)]
     source = HuggingFaceWeights(folder, model)
     for shard in shards(model, len(heads), data.draw(st.sampled_from([None, heads]))):
         for part in stage_parts(model, [(0, 2)], shard, data.draw(st.booleans()), data.draw(st.booleans())):
-            found = source.read(part)
-            assert found.shape == part.local_shape
-            assert torch.equal(found, values[part.name].narrow(part.dim, part.start, part.end - part.start))
+            cut = source.read(part)
+            assert cut.shape == part.local_shape
+            assert torch.equal(cut, values[part.name].narrow(part.dim, part.start, part.end - part.start))
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Tensor]]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Tensor]]]:
     folders = {case: tmp_path_factory.mktemp(case) for case in ("llama-biases", "qwen3")}
     return {case: (folder, write(folder, MODELS[case], shard_bytes=OTHER)) for case, folder in folders.items()}
 
@@ -216,8 +216,8 @@ def test_a_model_takes_the_place_of_another(before: int, after: int, tmp_path: P
 def test_a_model_may_be_written_where_it_is_read(tmp_path: Path) -> None:
     values = write(tmp_path)
     source = HuggingFaceWeights(tmp_path, LLAMA)
-    own = ((part.name, source.read(part)) for part in whole_parts(LLAMA))
-    write_hugging_face(tmp_path, LLAMA, own, torch.float32)
+    parts = ((part.name, source.read(part)) for part in whole_parts(LLAMA))
+    write_hugging_face(tmp_path, LLAMA, parts, torch.float32)
     assert equal(read(tmp_path), values)
 
 
@@ -225,12 +225,12 @@ def test_an_interrupted_call_leaves_the_old_weights(tmp_path: Path) -> None:
     old = write(tmp_path, seed=1)
     before = files(tmp_path)
 
-    def interrupted() -> Iterator[tuple[str, Tensor]]:
+    def interrupted_weights() -> Iterator[tuple[str, Tensor]]:
         yield from list(tensors(LLAMA).items())[:-1]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_hugging_face(tmp_path, LLAMA, interrupted(), torch.float32)
+        write_hugging_face(tmp_path, LLAMA, interrupted_weights(), torch.float32)
     with pytest.raises(AssertionError):
         write_hugging_face(tmp_path, LLAMA, list(tensors(LLAMA).items())[:-1], torch.float32)
     assert files(tmp_path) == before
@@ -250,7 +250,7 @@ def test_interrupted_while_put_in_place_all_or_nothing_loads(
         folder = shutil.copytree(tmp_path / "old", tmp_path / str(last))
         left = iter(range(last))
 
-        def counted(act: Callable[..., None], left: Iterator[int] = left) -> Callable[..., None]:
+        def count_down(act: Callable[..., None], left: Iterator[int] = left) -> Callable[..., None]:
             def run(*args: Any, **options: Any) -> None:
                 if next(left, None) is None:
                     raise KeyboardInterrupt
@@ -260,7 +260,7 @@ def test_interrupted_while_put_in_place_all_or_nothing_loads(
 
         with monkeypatch.context() as patch:
             for owner, name, act in acts:
-                patch.setattr(owner, name, counted(act))
+                patch.setattr(owner, name, count_down(act))
             try:
                 new = write(folder, seed=2, shard_bytes=shard_bytes)
             except KeyboardInterrupt:
@@ -268,13 +268,13 @@ def test_interrupted_while_put_in_place_all_or_nothing_loads(
             else:
                 assert equal(read(folder), new)
                 break
-        found = outcome(folder, LLAMA)
-        if isinstance(found, str):
-            assert f"has neither {SINGLE} nor" in found
+        result = outcome(folder, LLAMA)
+        if isinstance(result, str):
+            assert f"has neither {SINGLE} nor" in result
             outcomes.add("none")
         else:
-            assert equal(found, old) or equal(found, new)
-            outcomes.add("old" if equal(found, old) else "new")
+            assert equal(result, old) or equal(result, new)
+            outcomes.add("old" if equal(result, old) else "new")
     assert outcomes >= {"none", "old"}
 
 
@@ -313,10 +313,10 @@ def refusal(act: Callable[[], Any], *parts: str) -> None:
         assert part in message
 
 
-def changed(folder: Path, **values: Tensor | None) -> Path:
+def write_changed(folder: Path, **values: Tensor | None) -> Path:
     """A single file with some tensors added, replaced, or (None) left out."""
-    kept = {name: value for name, value in (tensors(LLAMA) | values).items() if value is not None}
-    save_file(kept, folder / SINGLE)
+    saved = {name: value for name, value in (tensors(LLAMA) | values).items() if value is not None}
+    save_file(saved, folder / SINGLE)
     return folder / SINGLE
 
 
@@ -324,19 +324,19 @@ BELONG = "check that weights and config.json belong together"
 
 
 def test_a_missing_parameter_is_refused(tmp_path: Path) -> None:
-    file = changed(tmp_path, **{NORM: None})
+    file = write_changed(tmp_path, **{NORM: None})
     refusal(lambda: read(tmp_path), f"{tmp_path}: lacks '{NORM}' of the model tiny; {BELONG}")
     refusal(lambda: read(file, replace(LLAMA, num_layers=3)), f"{file}: lacks '{NORM}' and 9 more of the model tiny")
 
 
 def test_another_shape_is_refused(tmp_path: Path) -> None:
-    file = changed(tmp_path, **{NORM: torch.ones(13)})
+    file = write_changed(tmp_path, **{NORM: torch.ones(13)})
     refusal(lambda: read(tmp_path), f"{file}: {NORM} has the shape [13], in the model tiny [12]; {BELONG}")
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
 def test_weights_that_are_quantised_are_refused(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    file = changed(tmp_path, **{NORM: torch.ones(12).to(dtype)})
+    file = write_changed(tmp_path, **{NORM: torch.ones(12).to(dtype)})
     refusal(
         lambda: read(tmp_path),
         f"{file}: {NORM} is of type {name}, and F64, F32, F16, BF16 are read; take the model before it was quantised",
@@ -345,22 +345,22 @@ def test_weights_that_are_quantised_are_refused(dtype: torch.dtype, name: str, t
 
 def test_a_parameter_that_would_be_dropped_is_refused(tmp_path: Path) -> None:
     bias = "model.layers.0.mlp.up_proj.bias"
-    changed(tmp_path, **{bias: torch.ones(10)})
+    write_changed(tmp_path, **{bias: torch.ones(10)})
     refusal(lambda: read(tmp_path), f"{tmp_path}: has '{bias}', which the model tiny has not; {BELONG}")
     refusal(lambda: read(tmp_path, replace(LLAMA, num_layers=1)), "' and 9 more, which the model tiny has not")
 
 
 def test_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
-    changed(tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
+    write_changed(tmp_path, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)})
     assert equal(read(tmp_path), tensors(LLAMA))
 
 
 def test_a_tied_head_may_be_there_if_it_is_the_embedding(tmp_path: Path) -> None:
     embedding = tensors(LLAMA)[EMBEDDING]
-    changed(tmp_path, **{HEAD: embedding.clone()})
+    write_changed(tmp_path, **{HEAD: embedding.clone()})
     assert read(tmp_path, TIED).keys() == {part.name for part in whole_parts(TIED)}
     for other in (embedding + 1, embedding.double(), embedding[1:].clone()):
-        changed(tmp_path, **{HEAD: other})
+        write_changed(tmp_path, **{HEAD: other})
         refusal(
             lambda: read(tmp_path, TIED),
             f"{tmp_path / SINGLE}: {HEAD} is not {EMBEDDING}, to which tie_word_embeddings ties it; "
@@ -386,9 +386,9 @@ def test_a_file_that_vanishes_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_a_damaged_file_is_refused(written: dict[str, tuple[Path, dict[str, Tensor]]], data: st.DataObject) -> None:
+def test_a_damaged_file_is_refused(models: dict[str, tuple[Path, dict[str, Tensor]]], data: st.DataObject) -> None:
     """One that is too short or too long, or has another header: it is refused in one line, or all of it is there."""
-    folder, _ = written["qwen3"]
+    folder, _ = models["qwen3"]
     file = min(folder.glob("*.safetensors"))
     raw = file.read_bytes()
     length = 8 + int.from_bytes(raw[:8], "little")
@@ -402,8 +402,8 @@ def test_a_damaged_file_is_refused(written: dict[str, tuple[Path, dict[str, Tens
         damaged = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
     try:
         file.write_bytes(damaged)
-        found = outcome(folder, MODELS["qwen3"])
-        assert isinstance(found, str) or kind == "header"
+        result = outcome(folder, MODELS["qwen3"])
+        assert isinstance(result, str) or kind == "header"
     finally:
         file.write_bytes(raw)
 
@@ -412,7 +412,7 @@ def test_a_damaged_file_is_refused(written: dict[str, tuple[Path, dict[str, Tens
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Path:
+def shard_folder(tmp_path: Path) -> Path:
     write(tmp_path, shard_bytes=OTHER)
     return tmp_path
 
@@ -426,25 +426,31 @@ def reindex(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["../out.safetensors", "/out.safetensors", "a/b.safetensors", "..", "model.bin", "", 3]
 )
-def test_an_index_that_leaves_the_folder_is_refused(name: Any, sharded: Path) -> None:
-    reindex(sharded, lambda weight_map: weight_map.update({NORM: name}))
-    refusal(lambda: read(sharded), f"{sharded / INDEX}: weight_map.{NORM}: {name!r} is not ")
+def test_an_index_that_leaves_the_folder_is_refused(name: Any, shard_folder: Path) -> None:
+    reindex(shard_folder, lambda weight_map: weight_map.update({NORM: name}))
+    refusal(lambda: read(shard_folder), f"{shard_folder / INDEX}: weight_map.{NORM}: {name!r} is not ")
 
 
-def test_a_missing_shard_is_refused(sharded: Path) -> None:
-    first = min(sharded.glob("*.safetensors"))
+def test_a_missing_shard_is_refused(shard_folder: Path) -> None:
+    first = min(shard_folder.glob("*.safetensors"))
     first.unlink()
-    refusal(lambda: read(sharded), f"{first}: the file does not exist; check the path")
+    refusal(lambda: read(shard_folder), f"{first}: the file does not exist; check the path")
 
 
-def test_an_index_that_is_not_that_of_its_files_is_refused(sharded: Path) -> None:
-    index = json.loads((sharded / INDEX).read_text())["weight_map"]
-    own, other = index[NORM], min(set(index.values()))
-    assert own != other
-    reindex(sharded, lambda weight_map: weight_map.pop(NORM))
-    refusal(lambda: read(sharded), f"{sharded / own}: has '{NORM}', which {INDEX} says is not there; fetch both again")
-    reindex(sharded, lambda weight_map: weight_map.update({NORM: other}))
-    refusal(lambda: read(sharded), f"{sharded / other}: lacks '{NORM}', which {INDEX} says is there; fetch both again")
+def test_an_index_that_is_not_that_of_its_files_is_refused(shard_folder: Path) -> None:
+    index = json.loads((shard_folder / INDEX).read_text())["weight_map"]
+    shard, other = index[NORM], min(set(index.values()))
+    assert shard != other
+    reindex(shard_folder, lambda weight_map: weight_map.pop(NORM))
+    refusal(
+        lambda: read(shard_folder),
+        f"{shard_folder / shard}: has '{NORM}', which {INDEX} says is not there; fetch both again",
+    )
+    reindex(shard_folder, lambda weight_map: weight_map.update({NORM: other}))
+    refusal(
+        lambda: read(shard_folder),
+        f"{shard_folder / other}: lacks '{NORM}', which {INDEX} says is there; fetch both again",
+    )
 
 
 @pytest.mark.parametrize(

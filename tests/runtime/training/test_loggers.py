@@ -18,12 +18,12 @@ STEPS = [(1, {"loss": 3.5, "norm": 2.0}), (2, {"loss": 3.25, "norm": 1.0}), (2, 
 
 def write(name: str, folder: Path, run: str = "a1b2", steps: Any = STEPS) -> list[str]:
     """What is said while these steps are logged."""
-    said: list[str] = []
-    loggers = Loggers([name], folder, run, {"steps": 2, "lr": 0.003}, said.append)
+    messages: list[str] = []
+    loggers = Loggers([name], folder, run, {"steps": 2, "lr": 0.003}, messages.append)
     for step, values in steps:
         loggers.log(step, values)
     loggers.close()
-    return said
+    return messages
 
 
 def needs(name: str) -> None:
@@ -42,8 +42,8 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert write("tensorboard", tmp_path) == []
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 3.5), (2, 3.25)]
-    assert [(one.step, one.value) for one in events.Scalars("validation_loss")] == [(2, 3.375)]
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("loss")] == [(1, 3.5), (2, 3.25)]
+    assert [(scalar.step, scalar.value) for scalar in events.Scalars("validation_loss")] == [(2, 3.375)]
 
 
 def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_mlflow_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (run,) = client.search_runs([client.get_experiment_by_name("hexiopt").experiment_id])
     assert run.data.params == {"steps": "2", "lr": "0.003"}
     history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(one.step, one.value) for one in history] == [(1, 3.5), (2, 3.25), (3, 3.0)]
+    assert [(metric.step, metric.value) for metric in history] == [(1, 3.5), (2, 3.25), (3, 3.0)]
     assert run.data.metrics["validation_loss"] == 3.375
 
 
@@ -103,20 +103,20 @@ def test_calls_of_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert finish == "finish"
 
 
-@pytest.mark.parametrize("found", [[], ["there"]])
-def test_calls_of_mlflow(found: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs", [[], ["there"]])
+def test_calls_of_mlflow(runs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run goes on in the one that has its tag; its server is the one that the user's variable says."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somewhere")
     calls: list[Any] = []
-    there = [type("Run", (), {"info": type("Info", (), {"run_id": "77"})()})() for _ in found]
+    there = [type("Run", (), {"info": type("Info", (), {"run_id": "77"})()})() for _ in runs]
     monkeypatch.setitem(sys.modules, "mlflow", Noted("mlflow", calls, {"search_runs": there}))
     write("mlflow", tmp_path)
     names = [name for name, *_ in calls]
     assert "set_tracking_uri" not in names
     assert names.count("log_metrics") == 3
-    assert ("log_params" in names) == (not found)
+    assert ("log_params" in names) == (not runs)
     (begun,) = (given for name, given, _ in calls if name == "start_run")
-    assert begun == ("77" if found else None,)
+    assert begun == ("77" if runs else None,)
     assert names[-1] == "end_run"
 
 

@@ -23,27 +23,27 @@ PROBLEM = Problem(cluster(("a", "fast", 1)), MODEL, Workload(4, 16, precision="f
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("checkpoints")
 
     def work(rank: int) -> Any:
-        own = trainee(whole(PROBLEM.model, 4), PROBLEM.model, 4, seq_len=16)
-        writer = CheckpointWriter(folder, TrainedModel(PROBLEM.model), 1, own.optimizer.states())
-        writer.save(CheckpointProgress("own", 3, 12, 16, 7), own.optimizer.states(), lambda: None)
+        rank_trainee = trainee(whole(PROBLEM.model, 4), PROBLEM.model, 4, seq_len=16)
+        writer = CheckpointWriter(folder, TrainedModel(PROBLEM.model), 1, rank_trainee.optimizer.states())
+        writer.save(CheckpointProgress("own", 3, 12, 16, 7), rank_trainee.optimizer.states(), lambda: None)
         writer.finish(lambda: None)
 
     run_ranks(1, work)
     return folder / "step-00000003"
 
 
-def test_another_batch_goes_on_at_the_same_token(written: Path) -> None:
+def test_another_batch_goes_on_at_the_same_token(checkpoint_folder: Path) -> None:
     larger = PROBLEM.replace(workload=PROBLEM.workload.replace(global_batch=9))
     for problem in (PROBLEM, larger):
-        assert resumed_progress(written, problem, 7) == CheckpointProgress("own", 3, 12, 16, 7)
+        assert resumed_progress(checkpoint_folder, problem, 7) == CheckpointProgress("own", 3, 12, 16, 7)
 
 
 @pytest.mark.parametrize(
-    ("change", "seed", "said"),
+    ("change", "seed", "message"),
     [
         (lambda p: p.replace(workload=p.workload.replace(seq_len=8)), 7, "trained with workload.seq_len=16, not 8"),
         (lambda p: p, 1, "trained with train.seed=7, not 1"),
@@ -51,7 +51,7 @@ def test_another_batch_goes_on_at_the_same_token(written: Path) -> None:
     ],
 )
 def test_other_text_or_another_model_is_one_line(
-    written: Path, change: Callable[[Problem], Problem], seed: int, said: str
+    checkpoint_folder: Path, change: Callable[[Problem], Problem], seed: int, message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
-        resumed_progress(written, change(PROBLEM), seed)
+    with pytest.raises(InputError, match=message):
+        resumed_progress(checkpoint_folder, change(PROBLEM), seed)

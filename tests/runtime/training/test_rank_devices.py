@@ -27,5 +27,7 @@ def test_ranks_on_gpus_and_cpus_do_not_mix() -> None:
             return f"{type(error).__name__}: {error}"
         return "nothing refused"
 
-    (said,) = set(run_ranks(3, work))
-    assert said.startswith("InputError: train.device: rank 0 computes on a CPU, rank 1 on a GPU; all must do the same")
+    (message,) = set(run_ranks(3, work))
+    assert message.startswith(
+        "InputError: train.device: rank 0 computes on a CPU, rank 1 on a GPU; all must do the same"
+    )

@@ -37,7 +37,7 @@ def test_how_many_are_told_after_each(ahead: int, expected: list[int]) -> None:
         reports.add(step, cast("StepOutcome", Outcome(float(step))), is_last=step == 3)
         seen.append(len(told))
     assert seen == expected
-    assert [(one["step"], one["loss"]) for one in told] == [(n, float(n)) for n in range(1, seen[-1] + 1)]
+    assert [(event["step"], event["loss"]) for event in told] == [(n, float(n)) for n in range(1, seen[-1] + 1)]
 
 
 def test_a_stop_is_heard_of_with_the_step_that_it_was_asked_for_in() -> None:
@@ -49,7 +49,7 @@ def test_a_stop_is_heard_of_with_the_step_that_it_was_asked_for_in() -> None:
         heard.append(reports.stops)
     assert heard == [False, False, True, True]
     reports.finish()
-    assert [one["step"] for one in told] == [1, 2, 3, 4]
+    assert [event["step"] for event in told] == [1, 2, 3, 4]
 
 
 def test_a_step_that_is_no_number_is_named_though_the_next_one_is_under_way() -> None:

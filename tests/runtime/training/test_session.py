@@ -35,11 +35,11 @@ def test_a_restart_takes_back_what_follows_its_checkpoint(
     logged: list[Any] = []
     told: list[str] = []
     metrics = StringIO()
-    session = Session(PROBLEM, metrics, lambda one: None, lambda number, values: logged.append(values), told.append)
+    session = Session(PROBLEM, metrics, lambda _: None, lambda number, values: logged.append(values), told.append)
     before = [validation(0, 9.0), step(1), step(2), validation(2, 8.0), step(3), step(4), validation(4, 7.0)]
     session.follow([*before, restart(checkpoint), step(3), {"event": "trace", "path": "trace/one.json.gz"}])
-    assert [one.step for one in session.steps] == steps
-    assert session.validations == [ValidatedStep(*one) for one in validations]
+    assert [record.step for record in session.steps] == steps
+    assert session.validations == [ValidatedStep(*pair) for pair in validations]
     assert [path.name for path in session.traces] == ["one.json.gz"]
     assert told == [
         "step 0: validation loss 9.0000",
@@ -60,12 +60,12 @@ def test_a_restart_takes_back_what_follows_its_checkpoint(
 def test_a_cpu_that_stands_in_for_a_gpu_has_no_mfu() -> None:
     logged: list[Any] = []
     metrics = StringIO()
-    session = Session(PROBLEM, metrics, lambda one: None, lambda _, values: logged.append(values), lambda _: None)
+    session = Session(PROBLEM, metrics, lambda _: None, lambda _, values: logged.append(values), lambda _: None)
     session.follow([{"event": "ready", "step": 0, "device_type": "cpu"}, step(1)])
     assert session.steps[0].mfu is None
     assert set(logged[0]) == {"loss", "norm", "seconds", "tokens_per_s"}
     assert json.loads(metrics.getvalue().splitlines()[1])["mfu"] is None
     here = replace(PROBLEM, cluster=named_cluster("local_cpu"))
-    session = Session(here, metrics, lambda one: None, lambda *_: None, lambda _: None)
+    session = Session(here, metrics, lambda _: None, lambda *_: None, lambda _: None)
     session.follow([{"event": "ready", "step": 0, "device_type": "cpu"}, step(1)])
     assert session.steps[0].mfu is not None, "the peak is this CPU's"

@@ -21,16 +21,16 @@ def test_the_actions_of_the_traced_steps_are_spans(tmp_path: Path) -> None:
     first, count = 40, 2
 
     def work(rank: int) -> Any:
-        own = trainee(plan, model, batch)
+        rank_trainee = trainee(plan, model, batch)
         tokens = torch.randint(model.vocab_size, (batch, SEQ_LEN + 1))
-        trace = StepTrace(own.pipeline, torch.device("cpu"), first, count, tmp_path / "trace")
+        trace = StepTrace(rank_trainee.pipeline, torch.device("cpu"), first, count, tmp_path / "trace")
         ended = []
         for step in range(first, first + TRACE_AFTER + count + 2):
             trace.begin(step)
-            own.step(lambda a, b: tokens[a:b], SETTINGS.lr)
+            rank_trainee.step(lambda a, b: tokens[a:b], SETTINGS.lr)
             if trace.ends(step + 1):
                 ended.append((step + 1, trace.write(step + 1, rank)))
-        return ended, [(str(action), isinstance(action, Action)) for action in own.pipeline.actions]
+        return ended, [(str(action), isinstance(action, Action)) for action in rank_trainee.pipeline.actions]
 
     for rank, (ended, actions) in enumerate(run_ranks(len(plan.devices()), work)):
         ((step, path),) = ended

@@ -29,11 +29,11 @@ def test_parts_are_slices_of_the_whole(monkeypatch: pytest.MonkeyPatch, dim: int
 
 
 def test_values_are_normal() -> None:
-    found = initial_values(0, part(0, 2000, 0, shape=(2000, 600)))
-    assert found.dtype == torch.float32
-    assert float(found.std()) == pytest.approx(0.02, rel=0.01)
-    assert abs(float(found.mean())) < 1e-4
-    assert float(torch.corrcoef(found[::437])[0, 1:].abs().max()) < 0.2  # rows of different blocks
+    values = initial_values(0, part(0, 2000, 0, shape=(2000, 600)))
+    assert values.dtype == torch.float32
+    assert float(values.std()) == pytest.approx(0.02, rel=0.01)
+    assert abs(float(values.mean())) < 1e-4
+    assert float(torch.corrcoef(values[::437])[0, 1:].abs().max()) < 0.2  # rows of different blocks
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -41,12 +41,12 @@ def test_a_rank_draws_little_beside_its_own_part(monkeypatch: pytest.MonkeyPatch
     shape, elements = (4096, 1024), []
     randn = torch.randn
 
-    def counted(size: Any, **how: Any) -> torch.Tensor:
-        found = randn(size, **how)
-        elements.append(found.numel())
-        return found
+    def count(size: Any, **how: Any) -> torch.Tensor:
+        values = randn(size, **how)
+        elements.append(values.numel())
+        return values
 
-    monkeypatch.setattr(torch, "randn", counted)
+    monkeypatch.setattr(torch, "randn", count)
     total = shape[dim]
     initial_values(0, part(total // 8 + 1, total // 4 + 1, dim, shape=shape))
     assert sum(elements) <= shape[0] * shape[1] // 8 + 2 * trainee._BLOCK_ELEMENTS

@@ -16,7 +16,7 @@ from runtime.settings import Settings
 from runtime.training.preparation import prepared_run
 from runtime.training.settings import TrainingRun
 from runtime.training.validation import Validation
-from tests.runtime.data.corpora import counted, token_file
+from tests.runtime.data.corpora import position_file, token_file
 from tests.runtime.parallel.test_training import SEQ_LEN, trainee, whole
 from tests.runtime.ranks import random_plan, run_ranks
 from tests.runtime.training.test_preparation import PROBLEM
@@ -31,17 +31,17 @@ def the_run(tokens: Path, **more: Any) -> TrainingRun:
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 def test_a_share_is_never_trained_on(share: float, tmp_path: Path) -> None:
-    run = the_run(counted(tmp_path, 100 * SEQ_LEN + 5), validation_share=share)
+    run = the_run(position_file(tmp_path, 100 * SEQ_LEN + 5), validation_share=share)
     trained, held_out = run.batches(SEQ_LEN), run.validation_batches(SEQ_LEN)
     assert held_out is not None
-    firsts = [set(one.sequences(0, 3 * one.num_windows)[:, 0].tolist()) for one in (trained, held_out)]
+    firsts = [set(source.sequences(0, 3 * source.num_windows)[:, 0].tolist()) for source in (trained, held_out)]
     assert len(firsts[1]) == held_out.num_windows == round(100 * share)
     assert firsts[0] | firsts[1] == set(range(0, 100 * SEQ_LEN, SEQ_LEN))
     assert max(firsts[0]) < min(firsts[1])
 
 
 def test_without_a_share_all_is_trained_on(tmp_path: Path) -> None:
-    run = the_run(counted(tmp_path, 100))
+    run = the_run(position_file(tmp_path, 100))
     assert run.validation_batches(9) is None
     assert run.batches(9) == Batches(run.tokens, 9, 0)
     apart = replace(run, validation=token_file(tmp_path, [1, 2, 3]))
@@ -59,29 +59,29 @@ def test_its_loss_is_that_of_one_process(separator: int | None, tmp_path: Path) 
     def losses(plan: Any, most: int) -> list[Any]:
         def work(rank: int) -> Any:
             settings = Settings(steps=10, validation_every=4, validation_batches=most, separator=separator)
-            own = Validation(trainee(plan, model, batch), held_out, batch, CPU, settings)
-            assert [step for step in range(1, 11) if own.is_due(step)] == [4, 8, 10]
+            validation = Validation(trainee(plan, model, batch), held_out, batch, CPU, settings)
+            assert [step for step in range(1, 11) if validation.is_due(step)] == [4, 8, 10]
             waited: list[int] = []
-            return [own.loss(lambda: waited.append(1)) for _ in range(2)], len(waited)
+            return [validation.loss(lambda: waited.append(1)) for _ in range(2)], len(waited)
 
         return run_ranks(len(plan.devices()), work)
 
     for most, count in ((2, 2), (8, 3)):
         ((expected, _),) = losses(whole(model, batch), most)
         assert expected[0] == expected[1]
-        for found, batches in losses(plan, most):
-            assert found == pytest.approx(expected, rel=1e-10)
+        for validation_losses, batches in losses(plan, most):
+            assert validation_losses == pytest.approx(expected, rel=1e-10)
             assert batches == 2 * count
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "share", "said"),
+    ("num_tokens", "share", "message"),
     [(16 * 40 + 1, 0.05, "train.validation: has 2 sequences, and a global batch 4"), (33, 0.1, "has no window of 17")],
 )
-def test_too_little_is_one_line(num_tokens: int, share: float, said: str, tmp_path: Path) -> None:
+def test_too_little_is_one_line(num_tokens: int, share: float, message: str, tmp_path: Path) -> None:
     data = token_file(tmp_path, [1] * num_tokens)
     settings = Settings(validation_share=share)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         prepared_run(tmp_path / "plan.json", PROBLEM, tmp_path, settings, Corpus(data))
 
 

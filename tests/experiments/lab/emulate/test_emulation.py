@@ -59,8 +59,8 @@ def test_messages_and_gradients_shrink_alike() -> None:
         messages = PlanPricer(task).stages.routes.message_bytes(2) / PlanPricer(small).stages.routes.message_bytes(2)
         assert messages == divisor**2
         assert task.model.num_params / small.model.num_params == pytest.approx(divisor**2, rel=0.02)
-        for kept in ("num_layers", "num_heads", "num_kv_heads"):
-            assert getattr(small.model, kept) == getattr(task.model, kept)
+        for name in ("num_layers", "num_heads", "num_kv_heads"):
+            assert getattr(small.model, name) == getattr(task.model, name)
 
 
 @pytest.mark.parametrize("divisor", [3, 32])
@@ -77,33 +77,33 @@ def test_a_divisor_must_divide(divisor: int) -> None:
 def test_paces_are_the_priced_times(tmp_path: Path) -> None:
     task = problem()
     cost = PlanPricer(task).price(plan())
-    found, layout = paces(task, plan(), cost, 10.0), layout_of(plan(), task.model)
+    rank_paces, layout = paces(task, plan(), cost, 10.0), layout_of(plan(), task.model)
     stages = [(0, 0), (0, 0), (0, 1), (1, 0)]
     for rank, (p, s) in enumerate(stages):
         priced = cost.pipelines[p].stages[s]
-        assert found[rank].chunks == ((10 * priced.forward_s, 10 * priced.backward_s),)
-        assert found[rank].operation_s(OperationKind.BACKWARD, 0) == 10 * priced.backward_s
+        assert rank_paces[rank].chunks == ((10 * priced.forward_s, 10 * priced.backward_s),)
+        assert rank_paces[rank].operation_s(OperationKind.BACKWARD, 0) == 10 * priced.backward_s
         executor = layout.executor_of[rank]
         count = backward_parts(executor.chunks[0])
-        parts = [found[rank].operation_s(OperationKind.BACKWARD, 0, part) for part in range(count)]
+        parts = [rank_paces[rank].operation_s(OperationKind.BACKWARD, 0, part) for part in range(count)]
         assert sum(parts) == pytest.approx(10 * priced.backward_s), "beside them gradients are summed"
-        assert len(parts) == len(found[rank].last_parts[0]) == len(found[rank].first_parts[0])
-        assert sum(found[rank].first_parts[0]) == pytest.approx(10 * priced.forward_s), "and weights gathered"
+        assert len(parts) == len(rank_paces[rank].last_parts[0]) == len(rank_paces[rank].first_parts[0])
+        assert sum(rank_paces[rank].first_parts[0]) == pytest.approx(10 * priced.forward_s), "and weights gathered"
         gpu = task.cluster.machines[int(task.cluster.machine_of[rank])].gpu
         own_s = optimizer_compute_s(WORKLOAD, gpu, priced.memory.optimizer / WORKLOAD.states.moment)
-        assert found[rank].optimizer_s == pytest.approx(10 * own_s)
-    assert found[0].latency_s == pytest.approx((0.0, 1e-4, 5e-4, 5e-4))
-    found[1] = replace(found[1], namespace="somewhere")
-    write_paces(tmp_path / "paces.json", found)
-    assert [read_pace(tmp_path / "paces.json", rank) for rank in range(4)] == found
+        assert rank_paces[rank].optimizer_s == pytest.approx(10 * own_s)
+    assert rank_paces[0].latency_s == pytest.approx((0.0, 1e-4, 5e-4, 5e-4))
+    rank_paces[1] = replace(rank_paces[1], namespace="somewhere")
+    write_paces(tmp_path / "paces.json", rank_paces)
+    assert [read_pace(tmp_path / "paces.json", rank) for rank in range(4)] == rank_paces
 
 
 def test_layers_recomputed_together_are_paced_as_one_part() -> None:
     together = replace(Stage.of((0,), 0, 4), recompute=("full", "joined", "joined", "none"))
-    own = Plan((Pipeline((together,), 4),), ONE_F_ONE_B)
-    cost = PlanPricer(problem()).price(own)
-    (pace,) = paces(problem(), own, cost, 1.0)
-    (chunk,) = layout_of(own, problem().model).executor_of[0].chunks
+    joined_plan = Plan((Pipeline((together,), 4),), ONE_F_ONE_B)
+    cost = PlanPricer(problem()).price(joined_plan)
+    (pace,) = paces(problem(), joined_plan, cost, 1.0)
+    (chunk,) = layout_of(joined_plan, problem().model).executor_of[0].chunks
     for parts in (pace.first_parts[0], pace.last_parts[0][::-1]):
         assert len(parts) == backward_parts(chunk) == 4, "embedding, three layers, a layer, head"
         assert parts[1] > 2 * parts[2]
@@ -116,18 +116,18 @@ def test_units_are_paced_without_what_they_gather_and_scatter(zero: int, tmp_pat
     late = Plan(tuple(Pipeline((Stage.of((d,), 0, 4),), 2) for d in (0, 2)), ONE_F_ONE_B, Sharding(zero))
     alone = Plan((Pipeline((Stage.of((2,), 0, 4),), 4),), ONE_F_ONE_B, Sharding(zero))
     model = PlanPricer(task)
-    found = paces(task, late, model.price(late), 10.0)
+    rank_paces = paces(task, late, model.price(late), 10.0)
     whole = model.price(alone).pipelines[0].stages[0]
     for backward, seconds in enumerate((whole.forward_s, whole.backward_s)):
         kind = (OperationKind.FORWARD, OperationKind.BACKWARD)[backward]
-        parts = [found[1].operation_s(kind, 0, part) for part in range(6)]
-        assert sum(parts) == pytest.approx(found[1].operation_s(kind, 0)) == pytest.approx(10 * seconds)
-        assert sum(parts) <= found[1].chunks[0][backward] * (1 + 1e-12)
+        parts = [rank_paces[1].operation_s(kind, 0, part) for part in range(6)]
+        assert sum(parts) == pytest.approx(rank_paces[1].operation_s(kind, 0)) == pytest.approx(10 * seconds)
+        assert sum(parts) <= rank_paces[1].chunks[0][backward] * (1 + 1e-12)
         assert parts[2] == parts[3]
-        assert parts[-1 if backward else 0] == found[1].units[0][backward]
-    assert found[0].operation_s(OperationKind.BACKWARD, 0) < found[1].operation_s(OperationKind.BACKWARD, 0)
-    write_paces(tmp_path / "paces.json", found)
-    assert [read_pace(tmp_path / "paces.json", rank) for rank in range(2)] == found
+        assert parts[-1 if backward else 0] == rank_paces[1].units[0][backward]
+    assert rank_paces[0].operation_s(OperationKind.BACKWARD, 0) < rank_paces[1].operation_s(OperationKind.BACKWARD, 0)
+    write_paces(tmp_path / "paces.json", rank_paces)
+    assert [read_pace(tmp_path / "paces.json", rank) for rank in range(2)] == rank_paces
 
 
 @pytest.mark.slow

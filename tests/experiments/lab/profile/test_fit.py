@@ -56,17 +56,17 @@ def test_an_efficiency_is_found_again(efficiency: Efficiency, seed: int) -> None
     gpu = catalogue()["a100_80gb_sxm"]
     peak = gpu.peak_flops("bf16")
     assert peak is not None
-    found = fit_efficiency(operators(efficiency, random.Random(seed)), PeakRates(peak, gpu.hbm_bytes_per_s))
-    assert found.gemm_max == pytest.approx(efficiency.gemm_max, rel=0.08)
-    true, fitted = (OperatorTimes(replace(gpu, efficiency=one), "bf16") for one in (efficiency, found))
+    estimate = fit_efficiency(operators(efficiency, random.Random(seed)), PeakRates(peak, gpu.hbm_bytes_per_s))
+    assert estimate.gemm_max == pytest.approx(efficiency.gemm_max, rel=0.08)
+    true, fitted = (OperatorTimes(replace(gpu, efficiency=constants), "bf16") for constants in (efficiency, estimate))
     # What small ones take besides a launch is little, and so is what they say of it: one disturbed point may hide it.
     for flops in (1e9, 1e10, 1e11, 1e12):
         assert fitted.gemm_s(flops) == pytest.approx(true.gemm_s(flops), rel=0.12 if flops > 1e9 else 0.25)
     if efficiency.gemm_half_flops > 5e9:
-        assert found.gemm_half_flops == pytest.approx(efficiency.gemm_half_flops, rel=0.2)
-    assert found.attention_max == pytest.approx(efficiency.attention_max, rel=0.1)
-    assert found.memory_max == pytest.approx(efficiency.memory_max, rel=0.1)
-    assert found.launch_s == pytest.approx(efficiency.launch_s, rel=0.05)
+        assert estimate.gemm_half_flops == pytest.approx(efficiency.gemm_half_flops, rel=0.2)
+    assert estimate.attention_max == pytest.approx(efficiency.attention_max, rel=0.1)
+    assert estimate.memory_max == pytest.approx(efficiency.memory_max, rel=0.1)
+    assert estimate.launch_s == pytest.approx(efficiency.launch_s, rel=0.05)
 
 
 def test_what_a_host_takes_to_issue_says_nothing_of_rates() -> None:
@@ -77,11 +77,11 @@ def test_what_a_host_takes_to_issue_says_nothing_of_rates() -> None:
     points += [MeasuredPoint("attention", {"flops": flops}, seconds) for flops, seconds in floored]
     steps = [(7.3e6, 69e-6), (29.4e6, 70e-6), (117e6, 91e-6), (470e6, 278e-6)]
     points += [MeasuredPoint("adam", {"bytes": num_bytes}, seconds) for num_bytes, seconds in steps]
-    found = fit_efficiency(points, PeakRates(989e12, 3350e9))
-    assert found.gemm_max * 989e12 == pytest.approx(1.22e9 / 1.7e-6, rel=0.02)
-    assert found.gemm_half_flops < 1e8
-    assert 205e12 < found.attention_max * 989e12 < 245e12
-    assert 1690e9 < found.memory_max * 3350e9 < 2950e9
+    estimate = fit_efficiency(points, PeakRates(989e12, 3350e9))
+    assert estimate.gemm_max * 989e12 == pytest.approx(1.22e9 / 1.7e-6, rel=0.02)
+    assert estimate.gemm_half_flops < 1e8
+    assert 205e12 < estimate.attention_max * 989e12 < 245e12
+    assert 1690e9 < estimate.memory_max * 3350e9 < 2950e9
 
 
 def test_a_rate_above_the_peak_is_all_of_it() -> None:
@@ -91,12 +91,12 @@ def test_a_rate_above_the_peak_is_all_of_it() -> None:
         MeasuredPoint("attention", {"flops": 1e9}, 1e9 / 2e12),
         MeasuredPoint("stream", {"bytes": 1e9}, 1e9 / 2e11),
     ]
-    found = fit_efficiency(points, PeakRates(1e12, 1e11))
-    assert (found.gemm_max, found.attention_max, found.memory_max) == (1.0, 1.0, 1.0)
-    assert found.gemm_half_flops >= 0.0
-    own = measured_rates(points)
-    assert own.bytes_per_s == pytest.approx(2e11)
-    assert own.flops_per_s == max(p.size["flops"] / p.seconds for p in points if p.what == "gemm")
+    estimate = fit_efficiency(points, PeakRates(1e12, 1e11))
+    assert (estimate.gemm_max, estimate.attention_max, estimate.memory_max) == (1.0, 1.0, 1.0)
+    assert estimate.gemm_half_flops >= 0.0
+    rates = measured_rates(points)
+    assert rates.bytes_per_s == pytest.approx(2e11)
+    assert rates.flops_per_s == max(p.size["flops"] / p.seconds for p in points if p.what == "gemm")
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e8, 3e11), st.integers(0, 2**32))
@@ -108,12 +108,12 @@ def test_a_link_is_found_again(latency_s: float, bandwidth: float, seed: int) ->
         for size in SIZES
         for _ in range(3)
     ]
-    found = fit_channel(points)
+    channel = fit_channel(points)
     # Where even 1 KiB takes longer than the latency, or 256 MiB no longer, one of the two cannot be seen.
     if SIZES[2] / bandwidth < latency_s:
-        assert found.latency_s == pytest.approx(latency_s, rel=0.15)
+        assert channel.latency_s == pytest.approx(latency_s, rel=0.15)
     if SIZES[-3] / bandwidth > latency_s:
-        assert found.bytes_per_s == pytest.approx(bandwidth, rel=0.15)
+        assert channel.bytes_per_s == pytest.approx(bandwidth, rel=0.15)
 
 
 @given(st.integers(2, 16), st.integers(0, 2**32))
@@ -125,17 +125,17 @@ def test_a_ring_is_found_again(ranks: int, seed: int) -> None:
         for n in SIZES
         for _ in range(2)
     ]
-    found = fit_ring(points)
-    assert found.bytes_per_s == pytest.approx(2e10, rel=0.15)
-    assert found.latency_s == pytest.approx(1e-5, rel=0.15)
+    ring = fit_ring(points)
+    assert ring.bytes_per_s == pytest.approx(2e10, rel=0.15)
+    assert ring.latency_s == pytest.approx(1e-5, rel=0.15)
 
 
 def test_a_link_too_fast_to_see_stays_finite() -> None:
-    found = fit_channel([MeasuredPoint("message", {"bytes": size}, 1e-5, ("a:0", "a:1")) for size in SIZES])
-    assert found.bytes_per_s == pytest.approx(2 * SIZES[-1] / 1e-5)  # no more than twice what any message showed
-    assert found.latency_s == pytest.approx(5e-6, rel=1e-3)
+    channel = fit_channel([MeasuredPoint("message", {"bytes": size}, 1e-5, ("a:0", "a:1")) for size in SIZES])
+    assert channel.bytes_per_s == pytest.approx(2 * SIZES[-1] / 1e-5)  # no more than twice what any message showed
+    assert channel.latency_s == pytest.approx(5e-6, rel=1e-3)
 
 
 def test_the_usual_link_is_the_median() -> None:
-    found = [Channel(1e-6, 1e9), Channel(3e-6, 2e9), Channel(2e-6, 9e9)]
-    assert usual(found) == Channel(2e-6, 2e9)
+    channels = [Channel(1e-6, 1e9), Channel(3e-6, 2e9), Channel(2e-6, 9e9)]
+    assert usual(channels) == Channel(2e-6, 2e9)

@@ -32,11 +32,11 @@ def test_every_operator_is_measured() -> None:
         size = point.size
         assert size["flops"] == 2 * size["tokens"] * size["in"] * size["out"]
     rates = measured_rates(points)
-    found = fit_efficiency(points, rates)
-    for share in (found.gemm_max, found.attention_max, found.memory_max):
+    efficiency = fit_efficiency(points, rates)
+    for share in (efficiency.gemm_max, efficiency.attention_max, efficiency.memory_max):
         assert 0 < share <= 1
-    assert found.gemm_half_flops >= 0
-    assert 0 < found.launch_s < 1e-2
+    assert efficiency.gemm_half_flops >= 0
+    assert 0 < efficiency.launch_s < 1e-2
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -79,17 +79,17 @@ def links_of(rank: int) -> list[MeasuredPoint]:
 
 
 def test_two_processes_exchange() -> None:
-    one, other = run_ranks(2, links_of)
-    assert {point.what for point in one} == {"message", "all_gather", "reduce_scatter"}
-    assert {point.of for point in other} == {("a:1", "a:0")}  # the sender has the points
-    there = of_kind(one, "message")
+    first, second = run_ranks(2, links_of)
+    assert {point.what for point in first} == {"message", "all_gather", "reduce_scatter"}
+    assert {point.of for point in second} == {("a:1", "a:0")}  # the sender has the points
+    there = of_kind(first, "message")
     assert [point.size["bytes"] for point in there] == sorted(point.size["bytes"] for point in there)
-    for channel in (fit_channel(there), fit_channel(other), fit_ring(of_kind(one, "all_gather", "reduce_scatter"))):
+    for channel in (fit_channel(there), fit_channel(second), fit_ring(of_kind(first, "all_gather", "reduce_scatter"))):
         assert 1e5 < channel.bytes_per_s < 1e12
         assert 0 <= channel.latency_s < 1
 
 
-def refuses(rank: int) -> str:
+def refusal(rank: int) -> str:
     """`measure` without anything measured: a process of a machine whose name is none refuses for all."""
     from experiments.lab.profile import rank as module
 
@@ -108,8 +108,8 @@ def refuses(rank: int) -> str:
 
 
 def test_what_one_process_refuses_all_refuse() -> None:
-    for said in run_ranks(2, refuses):
-        assert "profile.machine: 'not a name' is not a name" in said
+    for message in run_ranks(2, refusal):
+        assert "profile.machine: 'not a name' is not a name" in message
 
 
 @pytest.mark.slow
@@ -138,9 +138,9 @@ def test_one_process_measures_and_checks_first() -> None:
 def test_processes_share_a_machine() -> None:
     threads = torch.get_num_threads()
     try:
-        found = [own_device("a", local, 2, "bf16")[0] for local in range(2)]
+        devices = [own_device("a", local, 2, "bf16")[0] for local in range(2)]
     finally:
         torch.set_num_threads(threads)
-    assert [device.name for device in found] == ["a:0", "a:1"]
+    assert [device.name for device in devices] == ["a:0", "a:1"]
     whole = partial(own_device, None, 0, 1, None)()[0]
-    assert found[0].total_bytes == whole.total_bytes // 2
+    assert devices[0].total_bytes == whole.total_bytes // 2

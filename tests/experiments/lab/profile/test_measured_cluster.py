@@ -32,25 +32,25 @@ def device(machine: str, index: int, product: str) -> Device:
     )
 
 
-def points_of(one: Device) -> list[MeasuredPoint]:
+def points_of(measured_device: Device) -> list[MeasuredPoint]:
     """As fast as the catalogue says of an A100, or of a T4."""
-    gpu: Gpu = catalogue()["t4" if one.product == T4 else "a100_80gb_sxm"]
-    clock, of = OperatorTimes(gpu, one.precision), (one.name,)
+    gpu: Gpu = catalogue()["t4" if measured_device.product == T4 else "a100_80gb_sxm"]
+    clock, of = OperatorTimes(gpu, measured_device.precision), (measured_device.name,)
     points = [MeasuredPoint("launch", {}, gpu.efficiency.launch_s, of)]
     points += [MeasuredPoint("gemm", {"flops": f}, clock.gemm_s(f), of) for f in (1e8, 1e9, 1e10, 1e11, 1e12)]
     points += [MeasuredPoint("attention", {"flops": f}, clock.attention_s(f), of) for f in (1e9, 1e10, 1e11)]
     points += [MeasuredPoint("stream", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**20, 2.0**28, 2.0**30)]
     points += [MeasuredPoint("adam", {"bytes": b}, clock.memory_s(b), of) for b in (2.0**28, 2.0**30)]
-    points += [MeasuredPoint(f"peak_{p}", {"flops": 1e12}, 1e12 / 9e13, of) for p in one.precisions]
+    points += [MeasuredPoint(f"peak_{p}", {"flops": 1e12}, 1e12 / 9e13, of) for p in measured_device.precisions]
     return points
 
 
 Rate = Callable[[Device, Device], float]
 
 
-def measured(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measurement:
+def measurement(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measurement:
     """Links of `rate` bytes/s and 10 µs: all pairs inside machines, both ways for the first devices of two."""
-    points = [point for one in devices for point in points_of(one)]
+    points = [point for measured_device in devices for point in points_of(measured_device)]
     pairs = []
     for a, b in combinations(devices, 2):
         if a.machine == b.machine:
@@ -62,7 +62,7 @@ def measured(devices: Sequence[Device], rate: Rate = lambda a, b: 10e9) -> Measu
     return Measurement(tuple(devices), tuple(points), "2.13")
 
 
-def written(cluster: dict[str, Any]) -> Any:
+def read_back(cluster: dict[str, Any]) -> Any:
     """As a file that a reader takes."""
     data = parse(cluster_text(cluster, ["x"], {}), "cluster.yaml", as_json=False)
     assert data == cluster
@@ -70,8 +70,8 @@ def written(cluster: dict[str, Any]) -> Any:
 
 
 def test_a_type_of_the_catalogue_keeps_its_peaks() -> None:
-    result = result_of(measured([device("a", i, A100) for i in range(2)]), "mine", None)
-    (gpu,) = written(result.cluster).types
+    result = result_of(measurement([device("a", i, A100) for i in range(2)]), "mine", None)
+    (gpu,) = read_back(result.cluster).types
     listed = catalogue()["a100_80gb_sxm"]
     assert (gpu.flops_bf16, gpu.hbm_bytes_per_s) == (listed.flops_bf16, listed.hbm_bytes_per_s)
     assert gpu.usable_memory_bytes == pytest.approx(79 * GIB)
@@ -83,13 +83,13 @@ def test_a_type_of_the_catalogue_keeps_its_peaks() -> None:
 
 
 def test_a_type_that_no_catalogue_knows_has_the_peaks_measured() -> None:
-    result = result_of(measured([device("a", 0, NVL), device("b", 0, "AMD EPYC")]), "mine", None)
-    one, other = written(result.cluster).types
-    assert (one.name, other.name) == ("h900_nvl", "cpu")
-    assert one.flops_bf16 == pytest.approx(9e13)
-    assert one.flops_fp16 >= one.flops_bf16  # the fastest of its products
-    assert one.memory_bytes == pytest.approx(94 * GIB, rel=1e-3)
-    assert other.link == "memory"
+    result = result_of(measurement([device("a", 0, NVL), device("b", 0, "AMD EPYC")]), "mine", None)
+    nvl, cpu = read_back(result.cluster).types
+    assert (nvl.name, cpu.name) == ("h900_nvl", "cpu")
+    assert nvl.flops_bf16 == pytest.approx(9e13)
+    assert nvl.flops_fp16 >= nvl.flops_bf16  # the fastest of its products
+    assert nvl.memory_bytes == pytest.approx(94 * GIB, rel=1e-3)
+    assert cpu.link == "memory"
 
 
 def test_usual_and_unusual_links() -> None:
@@ -101,7 +101,7 @@ def test_usual_and_unusual_links() -> None:
         return 0.5e9 if slow else 1.0e9 if one_way else 1.5e9
 
     devices = [device(m, i, A100) for m in "abde" for i in range(4)] + [device("c", 0, T4)]
-    cluster = result_of(measured(devices, rate), "mine", None).cluster
+    cluster = result_of(measurement(devices, rate), "mine", None).cluster
     machine = cluster["machines"][0]
     assert machine["intra_bandwidth_gb_per_s"] == pytest.approx(10, rel=0.01)
     assert machine["intra_latency_us"] == pytest.approx(10, rel=0.01)
@@ -112,18 +112,18 @@ def test_usual_and_unusual_links() -> None:
     assert set(stated) == {("a", "b"), ("a", "c"), ("b", "c"), ("c", "d"), ("c", "e")}
     assert "from" in stated["a", "b"]  # the way back is as usual
     assert stated["a", "c"]["bandwidth_gb_per_s"] == pytest.approx(0.5, rel=0.01)
-    network = written(cluster).network
+    network = read_back(cluster).network
     assert network is not None
 
 
 def test_a_machine_of_two_types_has_two_parts_and_a_link() -> None:
     devices = [device("a", 0, A100), device("a", 1, A100), device("a", 2, T4)]
-    cluster = result_of(measured(devices, lambda a, b: 5e9), "mine", None).cluster
+    cluster = result_of(measurement(devices, lambda a, b: 5e9), "mine", None).cluster
     assert [entry["name"] for entry in cluster["machines"]] == ["a.a100_80gb_sxm", "a.t4"]
     (link,) = cluster["links"]
     assert link["between"] == ["a.a100_80gb_sxm", "a.t4"]
     assert link["bandwidth_gb_per_s"] == pytest.approx(5, rel=0.01)
-    written(cluster)
+    read_back(cluster)
 
 
 BASE: dict[str, Any] = {
@@ -153,7 +153,7 @@ def test_nulls_of_a_base_are_filled_and_what_it_states_stays() -> None:
 
     devices = [device("d-1", i, A100) for i in range(4)] + [device("x", 0, T4)]
     check_base(BASE, devices)
-    cluster = result_of(measured(devices, rate), "other", BASE).cluster
+    cluster = result_of(measurement(devices, rate), "other", BASE).cluster
     assert before == BASE
     assert not list(unknowns(cluster))
     assert cluster["name"] == "ours"
@@ -168,11 +168,11 @@ def test_nulls_of_a_base_are_filled_and_what_it_states_stays() -> None:
     assert cluster["gpus"]["t4"]["efficiency"]["gemm_max"] == pytest.approx(
         catalogue()["t4"].efficiency.gemm_max, rel=0.01
     )
-    written(cluster)
+    read_back(cluster)
 
 
 def test_what_was_not_measured_stays_null() -> None:
-    cluster = result_of(measured([device("d-0", i, A100) for i in range(4)]), "other", BASE).cluster
+    cluster = result_of(measurement([device("d-0", i, A100) for i in range(4)]), "other", BASE).cluster
     open_keys = dict(unknowns(cluster))
     assert set(open_keys) == {"between machines", "x"}
 
@@ -191,4 +191,4 @@ def test_a_base_that_does_not_fit_is_refused(devices: list[Device], message: str
     with pytest.raises(InputError, match=message):
         check_base(BASE, devices)
     with pytest.raises(InputError, match=message):
-        result_of(measured(devices), "other", BASE)
+        result_of(measurement(devices), "other", BASE)

@@ -58,7 +58,7 @@ def test_ranks_of_a_gpu_see_what_all_of_them_take() -> None:
 )
 def test_the_figures_of_the_model(gpu: str, shares_gpu: bool, mib: list[int]) -> None:
     cluster = Cluster.of({gpu: 2}, intra_gb_per_s=100)
-    assert _model_bytes(cluster, shares_gpu) == [MIB * one for one in mib]
+    assert _model_bytes(cluster, shares_gpu) == [MIB * size_mib for size_mib in mib]
     (machine,) = cluster.machines
     processor = replace(cluster, machines=(replace(machine, gpu=replace(machine.gpu, link="memory")),))
     assert _model_bytes(processor, shares_gpu) == [0.0] * 5
@@ -66,6 +66,6 @@ def test_the_figures_of_the_model(gpu: str, shares_gpu: bool, mib: list[int]) ->
 
 @needs_gpu
 def test_communicators_take_memory_of_a_gpu(first_gpu: None) -> None:
-    for one in group_memory(Cluster.of({"h100_80gb_sxm": 1}), 120.0):
-        assert one.measured_bytes is not None, one.kind
-        assert one.measured_bytes > 0, one.kind
+    for memory in group_memory(Cluster.of({"h100_80gb_sxm": 1}), 120.0):
+        assert memory.measured_bytes is not None, memory.kind
+        assert memory.measured_bytes > 0, memory.kind

@@ -57,7 +57,7 @@ def test_orders_that_ranks_agree_on_need_no_order_of_nccls(
         assert (made.trouble, made.losses) == (None, pytest.approx(losses, rel=1e-4))
 
 
-def written(path: Path, *events: tuple[str, str, int, float, float]) -> Path:
+def write_trace(path: Path, *events: tuple[str, str, int, float, float]) -> Path:
     rows = [
         {"ph": "X", "cat": cat, "name": name, "tid": tid, "ts": begin, "dur": end - begin}
         for cat, name, tid, begin, end in events
@@ -67,7 +67,7 @@ def written(path: Path, *events: tuple[str, str, int, float, float]) -> Path:
 
 
 def test_what_is_hidden_is_in_the_trace(tmp_path: Path) -> None:
-    path = written(
+    path = write_trace(
         tmp_path / "gpu.json.gz",
         ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 0, 10),
         ("kernel", "ncclDevKernel_SendRecv", 21, 8, 14),
@@ -77,7 +77,7 @@ def test_what_is_hidden_is_in_the_trace(tmp_path: Path) -> None:
         ("cpu_op", "aten::mm", 1, 0, 30),
     )
     assert exchange_in(path) == ExchangeTime(pytest.approx(14e-6), pytest.approx(5e-6))  # type: ignore[arg-type]
-    path = written(
+    path = write_trace(
         tmp_path / "cpu.json.gz",
         ("user_annotation", "gloo:all_reduce", 2, 0, 10),
         ("cpu_op", "aten::copy_", 2, 0, 10),
