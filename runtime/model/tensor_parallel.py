@@ -81,11 +81,6 @@ class RankTpGroup:
         return self.group if self.is_async and len({end - start for start, end in self.tokens}) == 1 else None
 
     @property
-    def own_tokens(self) -> Range:
-        """The rank's tokens."""
-        return self.tokens[self.rank]
-
-    @property
     def alone(self) -> "RankTpGroup":
         """The rank without the others: for products of what it has of all tokens."""
         return replace(self, group=None)

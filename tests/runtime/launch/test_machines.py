@@ -73,9 +73,7 @@ class Machines:
         """Losses by step. `faults`: what happens at the first event of a kind with at least this step."""
         left = list(faults)
         run = a_run(self.folder, **(PATIENT | more))
-        for event in training_events(
-            run, self.folder, AfterFaults(on_failure, self.replan, 3), self.place, force=True
-        ):
+        for event in training_events(run, self.folder, AfterFaults(on_failure, self.replan, 3), self.place, force=True):
             self.hear(event)
             if left and event["event"] == left[0][0] and event.get("step", 0) >= left[0][1]:
                 left.pop(0)[2](self)

@@ -40,14 +40,14 @@ QUICK, SLOW = 8, 30
 CLOSE = 1e-13
 
 
-def initial_values(part: ParameterPart) -> torch.Tensor:
+def nonzero_values(part: ParameterPart) -> torch.Tensor:
     """As drawn, but for B, which would leave A without a gradient."""
     if UP in part.name.split("."):
         return 10 * initial_values(1, replace(part, name=part.name.replace(UP, "matrix"), initial=None))
     return initial_values(1, part)
 
 
-BOTH = {"adapters": ALL, "initial": initial_values}
+BOTH = {"adapters": ALL, "initial": nonzero_values}
 
 
 def small(seed: int) -> tuple[Plan, ModelSpec, int]:
@@ -62,7 +62,7 @@ def adapters_of(seed: int) -> Adapters:
 
 @pytest.mark.parametrize("seed", slow_but(range(QUICK), range(SLOW)))
 def test_a_plan_trains_adapters_as_one_process_over_one_queue(seed: int) -> None:
-    both = {"adapters": adapters_of(seed), "initial": initial_values}
+    both = {"adapters": adapters_of(seed), "initial": nonzero_values}
     of_gradients, of_losses = equal_one_process(small(seed), 2, SEQ_LEN, run_in_order, both=both)
     assert max(of_gradients, of_losses) <= CLOSE
 
@@ -110,7 +110,7 @@ def test_a_plan_trains_adapters_beside_frozen_experts(seed: int) -> None:
     is_latent = any(kind.attention is not None and kind.attention.kv_rank for kind in case[1].kinds)
     targets = "attention" if is_latent else ("attention", "qv", "qkv", "o")[seed % 4]
     adapters = Adapters(Lora(1 + seed % 4, targets), 2.0)
-    both = {"adapters": adapters, "initial": initial_values, "experts": ExpertTraining(sequence_balance=0.1)}
+    both = {"adapters": adapters, "initial": nonzero_values, "experts": ExpertTraining(sequence_balance=0.1)}
     run = partial(run_in_order, one_queue=seed % 3 > 0)
     of_gradients, of_losses = equal_one_process(case, 2, SEQ_LEN, run, both=both)
     assert max(of_gradients, of_losses) <= CLOSE
@@ -216,7 +216,7 @@ def test_two_byte_adapters_are_stepped_as_they_are_stored() -> None:
             torch.bfloat16,
             torch.bfloat16,
             adapters=adapters,
-            initial=initial_values,
+            initial=nonzero_values,
         )
         tokens = torch.randint(MODEL.vocab_size, (2, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
         losses = [rank_trainee.step(lambda first, end: tokens[first:end], 0.03)[0] for _ in range(10)]

