@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.app.configurations import named_cluster
+from experiments.studies.cases.fleets import FLEETS
 from experiments.studies.frame.figures import framed, progress, relative_bars, row_bars, row_marks
 from experiments.studies.frame.rows import time_to_s
 from experiments.studies.frame.settings import SETTINGS
@@ -41,7 +42,8 @@ def test_conditions_have_one_line_for_a_cluster_and_its_variants() -> None:
     many = hardware([replace(problem, cluster=replace(cluster, name=str(number))) for number in range(20)])
     assert (len(many), many[-1]) == (13, "and 8 more clusters like these")
     old = replace(problem, cluster=named_cluster("amp_heterogeneous"), workload=Workload(precision="fp16"))
-    assert "v100_16gb_sxm: 125 TFLOPS" in hardware([problem, old])[1], "which has no BF16"
+    assert "v100_16gb_sxm: 125 TFLOPS" in hardware([problem, old])[1]
+    assert "v100_32gb_sxm: no bf16, 32 GiB" in hardware([FLEETS[1].problem()])[0], "left out, as Fleet.exclude says"
 
 
 def test_bars_are_labelled_and_say_where_there_is_no_plan() -> None:

@@ -86,12 +86,10 @@ def _machines(cluster: Cluster, precision: str) -> str:
     parts = []
     for (gpu, size, inside), group in groupby(cluster.machines, key=alike):
         machines = list(group)
-        peak = machines[0].gpu.peak_flops(precision) or 0.0
+        flops = machines[0].gpu.peak_flops(precision)
+        peak = f"{flops / TFLOP:g} TFLOPS" if flops else f"no {precision}"
         link = f", {inside / GB:g} GB/s inside" if size > 1 else ""
-        parts.append(
-            f"{len(machines):,} × ({size} × {gpu}: {peak / TFLOP:g} TFLOPS, {machines[0].gpu.memory_bytes / GIB:g} "
-            f"GiB{link})"
-        )
+        parts.append(f"{len(machines):,} × ({size} × {gpu}: {peak}, {machines[0].gpu.memory_bytes / GIB:g} GiB{link})")
     rates = sorted({machine.nic_bandwidth_bytes_per_s / GB for machine in cluster.machines})
     return (
         f"{' + '.join(parts)}; {' or '.join(f'{rate:g}' for rate in rates)} GB/s between machines; "
