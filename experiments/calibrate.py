@@ -181,10 +181,10 @@ def _series(layer: MeasuredLayer) -> tuple[str, str]:
     return layer.gpu, layer.workload.precision
 
 
-def _weights(kinds: Sequence[Hashable], each: float) -> Floats:
-    """Weights by which all of a kind weigh together as `each` rows."""
+def _weights(kinds: Sequence[Hashable], rows_per_kind: float) -> Floats:
+    """Weights by which all of a kind weigh together as `rows_per_kind` rows."""
     counts = Counter(kinds)
-    return np.array([(each / counts[kind]) ** 0.5 for kind in kinds])
+    return np.array([(rows_per_kind / counts[kind]) ** 0.5 for kind in kinds])
 
 
 @cache
@@ -243,11 +243,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _cases(path: Path) -> list[Case]:
-    given, cases = shipped_measurements(), []
+    measurements, cases = shipped_measurements(), []
     for row in read_rows(path):
         if is_fitted(row):
             try:
-                cases.append(case_of(row, given))
+                cases.append(case_of(row, measurements))
             except InexpressibleError:
                 continue
     return cases
@@ -258,13 +258,15 @@ def _leave_one_out(cases: Sequence[Case], layers: Sequence[MeasuredLayer], progr
     without these rows, with the interval that holds the latter in nine of ten resamples."""
     rows: list[tuple[str, ...]] = []
     sources = group_by(cases, lambda case: case.row.source)
-    for source, those in progress.track(sources.items(), description="sources"):
+    for source, source_cases in progress.track(sources.items(), description="sources"):
         without = fit([case for case in cases if case.row.source != source], layers, near=constant_values())
-        for kind, alike in group_by(those, lambda case: (gpu_types(case), case.problem.workload.precision)).items():
-            inside, outside = (_errors(alike, values) for values in (constant_values(), without))
+        for kind, kind_cases in group_by(
+            source_cases, lambda case: (gpu_types(case), case.problem.workload.precision)
+        ).items():
+            inside, outside = (_errors(kind_cases, values) for values in (constant_values(), without))
             low, high = outside.median_interval_percent
             errors = (f"{inside.median_percent:.1f}", f"{outside.median_percent:.1f}", f"{low:.1f} to {high:.1f}")
-            rows.append((source, *kind, str(len(alike)), *errors))
+            rows.append((source, *kind, str(len(kind_cases)), *errors))
     return rows
 
 

@@ -34,19 +34,19 @@ def run(job: Job) -> float:
         _of_one_type(rows).to_pandas().to_parquet(sink, index=False)
         job.write("results.parquet", sink.getvalue())
         written.append("results.parquet")
-    told = rows.title
+    title = rows.title
     if job.pictures:
         from hexiopt.report.compared.sweep import sweep_figure
         from hexiopt.report.panels.canvas import save
 
-        job.draw("results.png", lambda path: save(sweep_figure(rows, told), path))
+        job.draw("results.png", lambda path: save(sweep_figure(rows, title), path))
         written.append("results.png")
     if not job.in_sweep:
         from hexiopt.report.compared.sweep import sweep_table
 
         table, left_out = sweep_table(rows)
         more = [f"and {left_out:,} more, slower or without a plan, in results.csv"] if left_out else []
-        job.show(told, "", table, *more)
+        job.show(title, "", table, *more)
         if "results.parquet" not in written:
             job.show("results.parquet is not written: pyarrow is not installed (pip install pyarrow)")
     job.show_files(*written)

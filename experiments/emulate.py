@@ -51,8 +51,8 @@ def run(job: Job) -> float:
     config = job.config.emulate
     if not config.solvers and not job.config.plan:
         raise InputError("emulate.solvers: [] names no solver; name one or more, or give plan=FILE")
-    given = job.plan_file() if job.config.plan else None
-    problem = job.problem if given is None else given.problem
+    plan_file = job.plan_file() if job.config.plan else None
+    problem = job.problem if plan_file is None else plan_file.problem
     check_problem(problem)
     if problem.model.layers:
         raise InputError(
@@ -60,9 +60,9 @@ def run(job: Job) -> float:
             f"{', '.join(LLAMA_FAMILY)}, or train its plan (hexiopt train plan=...)"
         )
     entries = []
-    if given is not None:
-        check_trainable(str(job.config.plan), given)
-        entries.append(_Entry("plan", given.plan, PlanPricer(problem).price(given.plan)))
+    if plan_file is not None:
+        check_trainable(str(job.config.plan), plan_file)
+        entries.append(_Entry("plan", plan_file.plan, PlanPricer(problem).price(plan_file.plan)))
     divisor = max(divisors(problem)) if config.divisor is None else config.divisor
     hindrance = network_hindrance(problem.cluster)
     if config.network and hindrance is not None:

@@ -20,10 +20,10 @@ def run(job: Job) -> float:
     """Export a plan, or a checkpoint; returns the plan's step time in seconds, or no number. Raises InputError."""
     config = job.config.export
     if (config.format == HUGGING_FACE) != (job.config.plan is None):
-        given = "plan=..." if job.config.plan else "no plan=..."
+        argument = "plan=..." if job.config.plan else "no plan=..."
         raise InputError(
-            f"export.format: {config.format} does not go with {given}; give plan=path/plan.json with the format of a "
-            f"trainer or launcher, or export.checkpoint=... with {HUGGING_FACE}"
+            f"export.format: {config.format} does not go with {argument}; give plan=path/plan.json with the format of "
+            f"a trainer or launcher, or export.checkpoint=... with {HUGGING_FACE}"
         )
     return _export_weights(job) if job.config.plan is None else _export_plan(job)
 

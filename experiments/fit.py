@@ -52,17 +52,17 @@ def run(job: Job) -> float:
 
 def _verdict(job: Job, assumed: str) -> Verdict:
     """By the solver; where the one that starts at once finds nothing that a search may find, by a search too."""
-    asked = {"require": job.config.fit.require, "offers": job.config.fit.offers, "assumed": assumed}
+    options = {"require": job.config.fit.require, "offers": job.config.fit.offers, "assumed": assumed}
     solver = job.config.solver.name
     arguments = job.search_arguments(compiled=solver != _AT_ONCE)
     del arguments["progress"]
     if solver == _AT_ONCE and arguments["max_steps"] is None:
         del arguments["max_steps"]
-    answer = verdict(job.problem, **asked, **arguments)
+    answer = verdict(job.problem, **options, **arguments)
     if answer.may_fit and solver == _AT_ONCE:
         again = job.search_arguments() | {"solver": _SEARCH, "max_steps": job.config.solver.max_steps}
         del again["progress"]
-        answer = verdict(job.problem, **asked, **again)
+        answer = verdict(job.problem, **options, **again)
     return answer
 
 

@@ -85,8 +85,8 @@ def _better(job: Job, trainer: Trainer, layout: PlacedPlan, misfits: bool) -> li
     takes_start = solver(job.config.solver.name, **job.config.solver.options()).takes_start
     for name, where, restricted in (("better_same_trainer", within, True), ("better", "without limits", False)):
         try:
-            asked = restrict(problem, trainer) if restricted else problem
-            plan = plan_of(search(job, asked, start=plan if takes_start else None))
+            search_problem = restrict(problem, trainer) if restricted else problem
+            plan = plan_of(search(job, search_problem, start=plan if takes_start else None))
         except (InputError, NoPlanError) as error:
             lines.append(f"No plan {where}: {error}")
             continue

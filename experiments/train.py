@@ -111,10 +111,10 @@ def _corpus(config: TrainConfig, tokenizer: Path | None) -> "Corpus":
     from runtime.data.corpus import Corpus
     from runtime.data.rows import HUB, DatasetRows, is_rows
 
-    def source(stated: str | None, split: str) -> "Path | DatasetRows | None":
-        if stated is None:
+    def source(location: str | None, split: str) -> "Path | DatasetRows | None":
+        if location is None:
             return None
-        path = stated if stated.startswith(HUB) else str(Path(stated).absolute())
+        path = location if location.startswith(HUB) else str(Path(location).absolute())
         return DatasetRows(path, config.text_column, split, config.data_subset) if is_rows(path) else Path(path)
 
     apart = config.validation if isinstance(config.validation, str) else None

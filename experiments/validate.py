@@ -33,9 +33,9 @@ def run(job: Job) -> float:
     path = Path(job.config.data) if job.config.data else RUNS
     if path.suffix == ".json":
         return price_trials(job, path)
-    given = _measurements(job)
+    measurements = _measurements(job)
     with Progress(transient=True, disable=job.in_sweep) as progress:
-        runs = Runs.of(path, given, lambda rows: progress.track(rows, description="predicting"))
+        runs = Runs.of(path, measurements, lambda rows: progress.track(rows, description="predicting"))
     if not runs.priced:
         reasons = ", ".join(f"{reason} ({len(lines)})" for reason, lines in runs.skipped_lines.items())
         raise InputError(f"{path}: none of its {len(runs.rows)} rows can be predicted: {reasons}")

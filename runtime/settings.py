@@ -79,11 +79,11 @@ class Settings:
     experts: ExpertTraining = EXPERTS
 
     @classmethod
-    def of(cls, stated: Mapping[str, Any]) -> "Settings":
-        """The settings among `stated`, where those of AdamW and of experts stand beside the others."""
+    def of(cls, values: Mapping[str, Any]) -> "Settings":
+        """The settings among `values`, where those of AdamW and of experts stand beside the others."""
         adam, experts, others = (
-            {setting.name: stated[setting.name] for setting in fields(made) if setting.name in stated}
-            for made in (AdamW, ExpertTraining, cls)
+            {setting.name: values[setting.name] for setting in fields(kind) if setting.name in values}
+            for kind in (AdamW, ExpertTraining, cls)
         )
         return cls(adam=AdamW(**adam), experts=ExpertTraining(**experts), **others)
 

@@ -213,9 +213,9 @@ class Job:
             if name in _CHANGEABLE:
                 now = asdict(getattr(self.config, name))
                 keys = [key] if key else map(str, OmegaConf.create(value) if value.startswith("{") else now)
-                stated = {key: now[key] for key in keys}
-                preset = stated.pop("preset", preset)
-                data[_CHANGEABLE[name]] |= stated
+                changes = {key: now[key] for key in keys}
+                preset = changes.pop("preset", preset)
+                data[_CHANGEABLE[name]] |= changes
         data["workload"] = {key: value for key, value in data["workload"].items() if value is not None}
         problem = problem_from_section(Section(data, str(self.config.plan)))
         return file, problem if preset is None else restrict(problem, TRAINERS[preset])
@@ -254,8 +254,8 @@ class Job:
 
     def _profile_folder(self) -> Path:
         """The folder that paths in the cluster file are relative to: the file's, unless an override gives one."""
-        stated = {"profile", "calibration"} & set(self.config.cluster or ())
-        relative_to_file = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not stated
+        overridden = {"profile", "calibration"} & set(self.config.cluster or ())
+        relative_to_file = self.choices.get("cluster") == FILE_CHOICES["cluster"] and not overridden
         return Path(self.config.cluster["path"]).parent if relative_to_file else Path()
 
     def _model_name(self) -> str | None:

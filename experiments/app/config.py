@@ -181,8 +181,8 @@ def _check(key: str, value: Any, verb: str) -> None:
         raise InputError(f"{key}: {value!r} is {_SHAPES[key][1]}")
     elif key == "seed" and not 0 <= value <= MAX_SEED:
         raise InputError(f"seed: {value} is out of range; it must be from 0 to {MAX_SEED}")
-    elif key == "print" and value not in (ways := (*CHOICES[key], *["json"] * (verb == "fit"))):
-        raise InputError(f"print: {value!r} is not known; {did_you_mean(value, ways)}")
+    elif key == "print" and value not in (choices := (*CHOICES[key], *["json"] * (verb == "fit"))):
+        raise InputError(f"print: {value!r} is not known; {did_you_mean(value, choices)}")
 
 
 @dataclass

@@ -119,13 +119,15 @@ def task(cfg: DictConfig) -> RunOutcome:
     hydra_config: Any = HydraConfig.get()
     in_sweep = sweeps.in_sweep(hydra_config)
     folder = Path(hydra_config.runtime.output_dir)
-    given: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
     verb = sweeps.verb_of(cfg)
 
     def start() -> Job:
-        if not in_sweep and (stray := next((word for word in given if word.lstrip("+").startswith("sweep.")), None)):
+        if not in_sweep and (
+            stray := next((word for word in overrides if word.lstrip("+").startswith("sweep.")), None)
+        ):
             raise InputError(f"{stray}: is for sweeps; add -m, or remove it")
-        return Job(config_of(cfg, verb), folder, sweeps.choices_of(hydra_config), sweeps.plain(given), in_sweep)
+        return Job(config_of(cfg, verb), folder, sweeps.choices_of(hydra_config), sweeps.plain(overrides), in_sweep)
 
     if in_sweep and (known := sweeps.known_outcome(cfg, hydra_config)) is not None:
         return known

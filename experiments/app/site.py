@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def with_links(markdown: str, page: str) -> str:
     """The text of the page `page` of the site, with links that hold there."""
-    homes = {made: source for source, made in pages().items()}
+    homes = {target: source for source, target in pages().items()}
     home = posixpath.dirname(homes.get(page, f"docs/{page}"))
 
     def move_link(match: re.Match[str]) -> str:
@@ -54,10 +54,10 @@ def with_links(markdown: str, page: str) -> str:
         if ":" in target or (page.startswith("notebooks/") and target.startswith("output_")):
             return match[0]
         source = posixpath.normpath(posixpath.join(home, target))
-        site = pages().get(source) or (source.removeprefix("docs/") if source.startswith("docs/") else None)
-        if site is None or not site.endswith((".md", ".png")):
+        site_page = pages().get(source) or (source.removeprefix("docs/") if source.startswith("docs/") else None)
+        if site_page is None or not site_page.endswith((".md", ".png")):
             return label.strip("![]") if (ROOT / source).exists() else match[0]
-        return f"{label}({os.path.relpath(site, posixpath.dirname(page) or '.')}{anchor})"
+        return f"{label}({os.path.relpath(site_page, posixpath.dirname(page) or '.')}{anchor})"
 
     return "".join(part if fenced else _LINK.sub(move_link, part) for fenced, part in _fences(markdown))
 
@@ -70,8 +70,10 @@ def with_formulas(markdown: str) -> str:
         if match["code"]:
             return match["code"]
         display = "block" if match["block"] else "inline"
-        made = convert(match["block"] or match["inline"], display=display)
-        return made if match["block"] else f"<span>{made}</span>"  # else a line that begins with it would be a block
+        mathml = convert(match["block"] or match["inline"], display=display)
+        return (
+            mathml if match["block"] else f"<span>{mathml}</span>"
+        )  # else a line that begins with it would be a block
 
     return "".join(part if fenced else _FORMULA.sub(draw_formula, part) for fenced, part in _fences(markdown))
 
@@ -81,8 +83,8 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     from nbconvert import MarkdownExporter
 
     prefix = f"output_{path.stem[:2]}"
-    made: Any = MarkdownExporter  # typed only where it is installed
-    exporter = made()
+    exporter_class: Any = MarkdownExporter  # typed only where it is installed
+    exporter = exporter_class()
     body, resources = exporter.from_filename(str(path), {"unique_key": prefix, "output_files_dir": "."})
     pictures = {posixpath.basename(name): data for name, data in resources["outputs"].items()}
     return body.replace("](./output_", "](output_"), pictures

@@ -23,14 +23,14 @@ ORACLE_TIME_LIMIT_S = 60.0  # proofs take longer than searches
 
 def schema(name: str) -> type[SolverConfig]:
     """The configuration schema of a solver as a dataclass. Raises InputError where the solver cannot be imported."""
-    made = solver_class(ALIASES.get(name, name))
-    hints = get_type_hints(made)
+    solver_type = solver_class(ALIASES.get(name, name))
+    hints = get_type_hints(solver_type)
     common: list[tuple[str, Any, Any]] = [("name", str, field(default=name))]
-    if made.capabilities.kind == "oracle":
+    if solver_type.capabilities.kind == "oracle":
         common.append(("time_limit_s", float, field(default=ORACLE_TIME_LIMIT_S)))
     options = [
         (parameter.name, _checked_type(parameter.name, hints[parameter.name]), _default(parameter))
-        for parameter in parameters(made)
+        for parameter in parameters(solver_type)
     ]
     bases = make_dataclass("Named", common, bases=(SolverConfig,))
     return make_dataclass(f"{name.title()}Config", options, bases=(bases,))

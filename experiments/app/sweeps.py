@@ -241,8 +241,8 @@ def known_outcome(cfg: DictConfig, hydra_config: Any) -> RunOutcome | None:
 
 def overrides_of(hydra_config: Any) -> list[str]:
     """The overrides of a job or a sweep, as they were typed."""
-    given: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
-    return [str(word) for word in given]
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    return [str(word) for word in overrides]
 
 
 def choices_of(hydra_config: Any) -> dict[str, Any]:

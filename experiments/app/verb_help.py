@@ -94,8 +94,8 @@ def help_text(verb: str, config: Any, options: Mapping[str, Sequence[str]]) -> s
     for a terminal of 80 columns."""
     groups = "".join(f"{group}: {', '.join(names)}\n" for group, names in options.items())
     keys = "\n".join(line for key in READS[verb] for line in _section(key, OmegaConf.select(config, key)))
-    told = Template(config.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS=groups, CONFIG=keys)
-    return f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n\n{told}"
+    body = Template(config.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS=groups, CONFIG=keys)
+    return f"hexiopt {verb} [key=value ...]: {VERBS[verb]}\n\n{body}"
 
 
 def _section(key: str, value: Any) -> Iterator[str]:

@@ -202,9 +202,9 @@ class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = {_at(tensor) for tensor in args if isinstance(tensor, Tensor)}
-        made = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, lambda tensor: self._see(tensor, before), made)
-        return made
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, lambda tensor: self._see(tensor, before), result)
+        return result
 
     def _see(self, tensor: Tensor, before: set[int]) -> None:
         storage, at = tensor.untyped_storage(), _at(tensor)

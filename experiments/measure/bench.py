@@ -125,9 +125,9 @@ def prices(scale: float) -> Iterator[BenchRow]:
             """The pipelines with micro-batches moved from the first to the last, more of them in each turn."""
             unit = len(pipelines[0].stages) if pipelines[0].num_chunks > 1 else 1
             first, last = pipelines[0].num_micro_batches, pipelines[-1].num_micro_batches
-            given = unit * turn % first
-            shorter = replace(pipelines[0], num_micro_batches=first - given)
-            return shorter, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + given)
+            num_moved = unit * turn % first
+            shorter = replace(pipelines[0], num_micro_batches=first - num_moved)
+            return shorter, *pipelines[1:-1], replace(pipelines[-1], num_micro_batches=last + num_moved)
 
         cold = [_pricing_s(_new_model(task), plan_of(cut_anew(num_pipelines))) for _ in range(repeats)]
         model = PlanPricer(task)

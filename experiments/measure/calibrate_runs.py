@@ -26,10 +26,8 @@ _MEANING = {"between": "rate of links between machines", "inside": "rate of link
 
 def calibrate_runs(job: Job) -> float:
     """Fit, show the runs before and after, write the factors; returns no number. Raises InputError."""
-    stated = job.config.run
-    runs = [
-        _measured_run(Path(str(path)), job.config.plan) for path in (stated if isinstance(stated, list) else [stated])
-    ]
+    paths = job.config.run
+    runs = [_measured_run(Path(str(path)), job.config.plan) for path in (paths if isinstance(paths, list) else [paths])]
     if len({run.plan.problem.cluster.calibrated for run in runs}) > 1:
         raise InputError("run: the runs' clusters have different calibrations; give runs of one cluster file")
     runs_in_words = f"{count(len(runs), 'run')}: {', '.join(run.name for run in runs)}"

@@ -157,12 +157,12 @@ added = {
 hx.plot.bars(added, unit="tokens per second (%)").figure
 
 # %%
-taken = {
+losses = {
     row["alternative"]: {"loss of the plan": -100 * row["gain"], "share in the bound": 100 * row["bound_share"]}
     for row in kinds
     if row["change"] == "machine taken"
 }
-hx.plot.bars(taken, unit="tokens per second (%)").figure
+hx.plot.bars(losses, unit="tokens per second (%)").figure
 
 # %% [markdown]
 # Today's machines are worth to the plan nearly what they are worth to the bound: what the bound says that they can

@@ -14,13 +14,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.stock", description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="the first one is not counted")
     parser.add_argument("--steps", type=int, default=10, help="of each way in each round")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name, size, ways_of, clock in (
         ("host", host.SIZE, host.ways_of, host.CLOCK),
         ("pipelines", pipelines.SIZE, pipelines.ways_of, time.perf_counter),
         ("tensor parallel", tensor_parallel.SIZE, tensor_parallel.ways_of, time.perf_counter),
     ):
-        comparison = take_turns(size, ways_of, given.rounds, given.steps, clock)
+        comparison = take_turns(size, ways_of, options.rounds, options.steps, clock)
         print(name)
         for way, seconds in comparison.step_s.items():
             print(f"  {way:8s} {1e3 * seconds:7.1f} ms a step, first loss {comparison.first_loss[way]:.5f}")

@@ -47,15 +47,15 @@ def _stock(rank: int) -> Step:
     to_whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     for layer in layers:
         column, row = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
-        ways = {
+        styles = {
             "input_layernorm": SequenceParallel(),
             "self_attn": to_whole,
             "post_attention_layernorm": SequenceParallel(),
             "mlp": to_whole,
         }
-        ways |= {f"self_attn.{name}_proj": column for name in "qkv"} | {"self_attn.o_proj": row}
-        ways |= {f"mlp.{name}_proj": column for name in ("gate", "up")} | {"mlp.down_proj": row}
-        parallelize_module(layer, mesh, ways)
+        styles |= {f"self_attn.{name}_proj": column for name in "qkv"} | {"self_attn.o_proj": row}
+        styles |= {f"mlp.{name}_proj": column for name in ("gate", "up")} | {"mlp.down_proj": row}
+        parallelize_module(layer, mesh, styles)
     first, end = split(_SEQ_LEN, SIZE)[rank]
 
     def step(number: int) -> float:

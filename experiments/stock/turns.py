@@ -108,11 +108,11 @@ def _rank(
     torch.set_num_threads(1)
     meeting = FileStore(str(store), size)
     join_world(torch.device("cpu"), rank, size, TIMEOUT_S, store=meeting, interface="lo")
-    ways = ways_of(rank)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    step_by_name = ways_of(rank)
+    seconds: dict[str, list[float]] = {name: [] for name in step_by_name}
     first: dict[str, float] = {}
     for number in range(rounds):
-        for name, step in ways.items():
+        for name, step in step_by_name.items():
             for k in range(number * steps, (number + 1) * steps):
                 dist.barrier()
                 began = clock()

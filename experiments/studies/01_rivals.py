@@ -260,8 +260,8 @@ figure, axes = framed(
     width=4.2 * len(panels) + (1.5 if len(panels) == 1 else 0.0),
 )
 for ax, (setting, runs) in zip(axes, panels, strict=True):
-    for k, (planner, those) in enumerate(runs.groupby("planner", sort=False)):
-        progress(ax, those, k, str(planner))
+    for k, (planner, planner_runs) in enumerate(runs.groupby("planner", sort=False)):
+        progress(ax, planner_runs, k, str(planner))
     ax.set_title(setting, fontsize=10, loc="left")
 axes[0].set_ylabel("best step time so far (s)")
 legend(figure, axes[0], 3)

@@ -194,8 +194,8 @@ rows = measured(specs)
 def split_claims(gain: pd.DataFrame) -> list[str]:
     """The gains on homogeneous and on mixed clusters, and where there is none."""
     mixed, lines = gain.index.str.endswith("mixed"), []
-    for kind, those in (("homogeneous", gain[~mixed]), ("mixed", gain[mixed])):
-        values = those.stack().dropna()
+    for kind, kind_gain in (("homogeneous", gain[~mixed]), ("mixed", gain[mixed])):
+        values = kind_gain.stack().dropna()
         if len(values):
             without = int((values <= _SMALL).sum())
             where = f"in {without} of {len(values)} cases it gains nothing" if without else "it gains in each case"

@@ -49,19 +49,19 @@ rows = measured(specs)
 def size_claims(rows: pd.DataFrame) -> list[str]:
     """The best solver at each size, and the solvers without a plan."""
     lines = []
-    for gpus, those in rows.groupby("gpus"):
-        if those["step_time_s"].isna().all():
+    for gpus, size_rows in rows.groupby("gpus"):
+        if size_rows["step_time_s"].isna().all():
             lines.append(f"No solver has a plan for {gpus:,} GPUs.")
             continue
-        best = those.loc[those["step_time_s"].idxmin()]
-        over = those.loc[those["solver"] == OURS.solver, "step_time_s"].min() / best["step_time_s"] - 1
+        best = size_rows.loc[size_rows["step_time_s"].idxmin()]
+        over = size_rows.loc[size_rows["solver"] == OURS.solver, "step_time_s"].min() / best["step_time_s"] - 1
         longer = f"; a step of `{OURS.solver}`'s takes {over:.1%} longer" if over > 0 else ""
         lines.append(
             f"{gpus:,} GPUs: `{best['solver']}` has the best plan, at most {best['gap']:.1%} from the optimum{longer}."
         )
-    for solver, those in rows.groupby("solver", sort=False):
-        refused = those[those["status"] == "refused"]
-        without = those[those["step_time_s"].isna() & (those["status"] != "refused")]
+    for solver, solver_rows in rows.groupby("solver", sort=False):
+        refused = solver_rows[solver_rows["status"] == "refused"]
+        without = solver_rows[solver_rows["step_time_s"].isna() & (solver_rows["status"] != "refused")]
         if len(refused):
             lines.append(f"`{solver}` does not take {_sizes(refused)}: {refused['reason'].iloc[0]}.")
         if len(without):
@@ -209,9 +209,9 @@ def draw_irregular(ours: pd.DataFrame, others: pd.DataFrame, bound_s: pd.Series)
         height=4.4,
         width=max(6.0, 3.1 * len(panels)),
     )
-    for ax, (cluster, those) in zip(axes, panels, strict=True):
+    for ax, (cluster, cluster_rows) in zip(axes, panels, strict=True):
         ends_s = []
-        for k, (limit, runs) in enumerate(those.groupby("limit", sort=False)):
+        for k, (limit, runs) in enumerate(cluster_rows.groupby("limit", sort=False)):
             ends_s += progress(ax, runs, k, f"limit {limit}")
         rival_s = others.loc[others["cluster"] == cluster, "step_time_s"].min()
         ax.axhline(bound_s[cluster], color=MUTED, linestyle=":", linewidth=1.2, label="lower bound")
@@ -220,7 +220,7 @@ def draw_irregular(ours: pd.DataFrame, others: pd.DataFrame, bound_s: pd.Series)
             ends_s.append(rival_s)
         if ends_s:
             ax.set_ylim(0.97 * bound_s[cluster], 1.1 * max(ends_s))
-        ax.set_xlim(those["time_limit_s"].min() / 10, those["time_limit_s"].max() * 1.1)
+        ax.set_xlim(cluster_rows["time_limit_s"].min() / 10, cluster_rows["time_limit_s"].max() * 1.1)
         ax.set_title(cluster, fontsize=10, loc="left")
     axes[0].set_ylabel("best step time so far (s)")
     legend(figure, axes[0], 6 if len(axes) > 2 else 3)
@@ -230,18 +230,18 @@ def draw_irregular(ours: pd.DataFrame, others: pd.DataFrame, bound_s: pd.Series)
 ours, others = rows[rows["planner"] == OURS.label], rows[~rows["planner"].isin([OURS.label, BOUND])]
 bound_s, best_s = rows.groupby("cluster")["bound_s"].max(), rows.groupby("cluster")["step_time_s"].min()
 lines: dict[str, dict[str, str]] = {}
-for cluster, those in ours.groupby("cluster", sort=False):
-    lines[cluster] = {"bound": seconds(bound_s[cluster]), "first plan": seconds(those["first_plan_s"].max())}
-    for limit, runs in those.groupby("limit", sort=False):
+for cluster, cluster_rows in ours.groupby("cluster", sort=False):
+    lines[cluster] = {"bound": seconds(bound_s[cluster]), "first plan": seconds(cluster_rows["first_plan_s"].max())}
+    for limit, runs in cluster_rows.groupby("limit", sort=False):
         lines[cluster][f"{limit}, {count(len(runs), 'seed')}"] = _spread(runs["step_time_s"])
-    lines[cluster]["gap"] = share(1 - bound_s[cluster] / those["step_time_s"].min())
+    lines[cluster]["gap"] = share(1 - bound_s[cluster] / cluster_rows["step_time_s"].min())
 step_s = grid(others, "planner", "cluster")
 statuses = grid(others, "planner", "cluster", "status").map(lambda status: str(status).replace("_", " "))
-beside = step_s.map(seconds).where(step_s.notna(), statuses)
+other_cells = step_s.map(seconds).where(step_s.notna(), statuses)
 show(
     {
         "Ours, by time limit": pd.DataFrame(lines).T.rename_axis("cluster"),
-        f"Others, after {_RIVAL_S:g} s": beside.rename_axis("planner"),
+        f"Others, after {_RIVAL_S:g} s": other_cells.rename_axis("planner"),
     },
     irregular_claims(ours, others, best_s),
     draw_irregular(ours, others, bound_s),

@@ -130,36 +130,36 @@ def show_contest(part: str, where: str) -> float:
     """Show ours beside the baselines on the same clusters, `where` in words; returns the mean of × best."""
     paper, rows_of_part = published.paper("hexiseq")[part], rows[rows["part"] == part]
     calibrated = rows_of_part["speeds"] == "calibrated"
-    those = contest(rows_of_part[calibrated])
+    table = contest(rows_of_part[calibrated])
     peaks = None if calibrated.all() else contest(rows_of_part[~calibrated])
-    cells = pd.DataFrame({"ours (tokens/s)": those[_OURS].map(tokens)})
+    cells = pd.DataFrame({"ours (tokens/s)": table[_OURS].map(tokens)})
     for label in _LABELS:
-        if label in those:
-            cells[label] = those[label].map(tokens)
-    cells["best"] = those["best"].fillna("none")
-    cells["**× best**"] = those["ratio"].map(times).map(bold)
+        if label in table:
+            cells[label] = table[label].map(tokens)
+    cells["best"] = table["best"].fillna("none")
+    cells["**× best**"] = table["ratio"].map(times).map(bold)
     if peaks is not None:
         cells["× best by peak"] = peaks["ratio"].map(times)
     cells["balance"], cells["MFU"], cells["gap"] = (
-        those["balance"].map(times),
-        those["mfu"].map(share),
-        those["gap"].map(share),
+        table["balance"].map(times),
+        table["mfu"].map(share),
+        table["gap"].map(share),
     )
-    cells["found in"] = those["runtime_s"].where(those[_OURS].notna()).map(lambda s: "" if pd.isna(s) else f"{s:.1f} s")
-    lines = contest_claims(those, paper)
+    cells["found in"] = table["runtime_s"].where(table[_OURS].notna()).map(lambda s: "" if pd.isna(s) else f"{s:.1f} s")
+    lines = contest_claims(table, paper)
     if peaks is not None and peaks["ratio"].notna().any():
         lines.append(
             f"{IF_BY_PEAK}, ours would be {peaks['ratio'].mean():.2f} × as fast as the best baseline on average and "
             f"{peaks['ratio'].max():.2f} × at most ({peaks['ratio'].idxmax()})."
         )
-    figure = _draw(those, paper, f"Long contexts: {where}")
+    figure = _draw(table, paper, f"Long contexts: {where}")
     show({"": cells}, lines, figure, _NOTES + (_BY_PEAK if peaks is not None else ""), name=part)
-    return float(those["ratio"].mean())
+    return float(table["ratio"].mean())
 
 
-def contest_claims(those: pd.DataFrame, paper: dict[str, float]) -> list[str]:
+def contest_claims(table: pd.DataFrame, paper: dict[str, float]) -> list[str]:
     """A summary of the ratios next to the paper's, of where baselines are as good, and of missing plans."""
-    both = those[those["ratio"].notna()]
+    both = table[table["ratio"].notna()]
     if both.empty:
         return ["No setting has both a plan of ours and one of a baseline."]
     ratio = both["ratio"]
@@ -171,24 +171,24 @@ def contest_claims(those: pd.DataFrame, paper: dict[str, float]) -> list[str]:
     if ratio.mean() < paper["mean"]:
         lines.append(
             "The baselines do better here than the paper says: equal shares alone would cost them "
-            f"{those['balance'].mean():.2f} × on average, by how fast the cluster's GPUs are to each other."
+            f"{table['balance'].mean():.2f} × on average, by how fast the cluster's GPUs are to each other."
         )
     possible = (ratio / (1 - both["gap"])).mean()
     lines.append(
-        f"No plan at all takes less than {1 - those['gap'].max():.1%} of our step time anywhere, or "
-        f"{1 - those['gap'].mean():.1%} on average: no planner could be more than {possible:.2f} × as fast as the best "
+        f"No plan at all takes less than {1 - table['gap'].max():.1%} of our step time anywhere, or "
+        f"{1 - table['gap'].mean():.1%} on average: no planner could be more than {possible:.2f} × as fast as the best "
         "baseline on average."
     )
-    lines += [f"Ours has no plan at {setting}." for setting in those.index[those[_OURS].isna()]]
-    alone = those[those[_OURS].notna() & those["best"].isna()].index
+    lines += [f"Ours has no plan at {setting}." for setting in table.index[table[_OURS].isna()]]
+    alone = table[table[_OURS].notna() & table["best"].isna()].index
     return lines + [f"No baseline has a plan at {setting}; ours has." for setting in alone]
 
 
-def _draw(those: pd.DataFrame, paper: dict[str, float], title: str) -> Figure:
+def _draw(table: pd.DataFrame, paper: dict[str, float], title: str) -> Figure:
     """Throughput over the best baseline, and the certified gap, against the sequence length; one line per cluster."""
     below = f"Throughput by our cost model over the best of {', '.join(_LABELS)}; {_LIMITS}"
     figure, (left, right) = framed(title, below, columns=2)
-    for k, (place, group) in enumerate(those.groupby("place", sort=False)):
+    for k, (place, group) in enumerate(table.groupby("place", sort=False)):
         left.plot(group["seq_len"], group["ratio"], label=place, **line(k))
         right.plot(group["seq_len"], 100 * group["gap"], **line(k))
     label = f"paper: {paper['mean']:g} mean, {paper['most']:g} most"
@@ -198,7 +198,7 @@ def _draw(those: pd.DataFrame, paper: dict[str, float], title: str) -> Figure:
     right.set_ylabel("gap to the lower bound (%)")
     right.set_ylim(bottom=0)
     for ax in (left, right):
-        sizes_axis(ax, "tokens of a sequence", {int(n): context(int(n)) for n in those["seq_len"].unique()})
+        sizes_axis(ax, "tokens of a sequence", {int(n): context(int(n)) for n in table["seq_len"].unique()})
     legend(figure, left, 4)
     return figure
 
@@ -219,52 +219,52 @@ def pair(rows: pd.DataFrame) -> pd.DataFrame:
 
 def show_pairs() -> None:
     """Show mixed clusters beside homogeneous ones."""
-    those, peaks = (
+    table, peaks = (
         pair(rows[(rows["part"] == "pairs") & (rows["speeds"] == speeds)]) for speeds in ("calibrated", "by peak")
     )
-    cells = pd.DataFrame({"FLOPS": those["flops"].map(change)})
+    cells = pd.DataFrame({"FLOPS": table["flops"].map(change)})
     for name in (_OURS + _HERE, _OURS + _THERE, *(label + _THERE for label in _LABELS)):
-        if name in those:
-            cells[f"{name} (tokens/s)" if name == _OURS + _HERE else name] = those[name].map(tokens)
-    cells["best"], cells["**× best**"] = those["best"].fillna("none"), those["ratio"].map(times).map(bold)
-    cells["possible"] = those["possible"].map(lambda ratio: "" if pd.isna(ratio) else f"≤ {ratio:.2f} ×")
-    cells["× best by peak"], cells["× ours"] = peaks["ratio"].map(times), those["over_ours"].map(times)
+        if name in table:
+            cells[f"{name} (tokens/s)" if name == _OURS + _HERE else name] = table[name].map(tokens)
+    cells["best"], cells["**× best**"] = table["best"].fillna("none"), table["ratio"].map(times).map(bold)
+    cells["possible"] = table["possible"].map(lambda ratio: "" if pd.isna(ratio) else f"≤ {ratio:.2f} ×")
+    cells["× best by peak"], cells["× ours"] = peaks["ratio"].map(times), table["over_ours"].map(times)
     figure, (ax,) = framed(
         "Long contexts: mixed clusters against homogeneous ones of like FLOPS",
         f"Throughput by our cost model over the best homogeneous baseline's; {_LIMITS}",
     )
     within = published.paper("hexiseq")["pairs"]
     ax.axhspan(1 - within, 1 + within, color=PAPER_COLOUR, zorder=0, label=f"paper: within {within:.1%}")
-    there = [label + _THERE for label in _LABELS if label + _THERE in those]
-    bars = pd.DataFrame({_OURS + _HERE: those[_OURS + _HERE], "the same, speeds by peak": peaks[_OURS + _HERE]})
-    bars = bars.join(those[[*there, _OURS + _THERE]])
-    best = those[there].max(axis=1)
+    there = [label + _THERE for label in _LABELS if label + _THERE in table]
+    bars = pd.DataFrame({_OURS + _HERE: table[_OURS + _HERE], "the same, speeds by peak": peaks[_OURS + _HERE]})
+    bars = bars.join(table[[*there, _OURS + _THERE]])
+    best = table[there].max(axis=1)
     bars = bars.div(best.fillna(bars.max(axis=1)), axis=0)
     relative_bars(ax, bars.rename(index=lambda setting: setting.replace(" · ", "\n")))
     ax.set_ylabel("throughput (best baseline = 1)")
     legend(figure, ax, 3)
-    lines = pair_claims(those)
+    lines = pair_claims(table)
     if peaks["ratio"].notna().any():
         lines.append(f"{IF_BY_PEAK}, mixed clusters would reach {span(peaks['ratio'], '.3f')} ×.")
     show({"": cells}, lines, figure, _PAIR_NOTES, name="pairs")
 
 
-def pair_claims(those: pd.DataFrame) -> list[str]:
+def pair_claims(table: pd.DataFrame) -> list[str]:
     """The distance of the mixed clusters to the homogeneous ones, next to the paper's."""
-    within, ratio, lines = published.paper("hexiseq")["pairs"], those["ratio"].dropna(), []
+    within, ratio, lines = published.paper("hexiseq")["pairs"], table["ratio"].dropna(), []
     if len(ratio):
         lines.append(
             f"Mixed clusters reach {span(ratio, '.3f')} × of the best baseline on the homogeneous cluster "
             f"({published.HEXISEQ}: within {within:.1%})."
         )
     lines += [
-        f"{setting} lacks a plan on one of its clusters." for setting in those.index.difference(ratio.index, sort=False)
+        f"{setting} lacks a plan on one of its clusters." for setting in table.index.difference(ratio.index, sort=False)
     ]
     for setting, value in ratio[ratio < 1 - within].items():
-        lines.append(f"At {setting} the mixed cluster stays {1 - value:.1%} behind {those.at[setting, 'best']}.")
-    if those["possible"].max() < 1 - within:
+        lines.append(f"At {setting} the mixed cluster stays {1 - value:.1%} behind {table.at[setting, 'best']}.")
+    if table["possible"].max() < 1 - within:
         lines.append(
-            f"No plan on a mixed cluster can: the bound of all plans leaves {those['possible'].max():.2f} × at most."
+            f"No plan on a mixed cluster can: the bound of all plans leaves {table['possible'].max():.2f} × at most."
         )
     return lines
 
@@ -445,17 +445,17 @@ rows = measured(specs)
 def scheduling_claims(rows: pd.DataFrame, paper_s: pd.Series) -> list[str]:
     """Our times next to the paper's, and the quality of our plans."""
     lines = []
-    for gpus, those in rows.groupby("gpus"):
+    for gpus, size_rows in rows.groupby("gpus"):
         ours, best_s = (
-            those[those["planner"] == HEXISEQ.label].iloc[0],
-            those["step_time_s"][those["planner"] != HEXISEQ.label].min(),
+            size_rows[size_rows["planner"] == HEXISEQ.label].iloc[0],
+            size_rows["step_time_s"][size_rows["planner"] != HEXISEQ.label].min(),
         )
         if pd.isna(ours["step_time_s"]):
             lines.append(f"{gpus:,} GPUs: no plan in {seconds(ours['time_limit_s'])}.")
             continue
-        beside = f" ({published.HEXISEQ}: {paper_s[gpus]:g} s)" if gpus in paper_s else ""
+        paper_words = f" ({published.HEXISEQ}: {paper_s[gpus]:g} s)" if gpus in paper_s else ""
         than = "" if pd.isna(best_s) else f", {best_s / ours['step_time_s']:.2f} × as fast as the best baseline's"
-        lines.append(f"{gpus:,} GPUs: a plan in {seconds(ours['runtime_s'])}{beside}{than}.")
+        lines.append(f"{gpus:,} GPUs: a plan in {seconds(ours['runtime_s'])}{paper_words}{than}.")
     return lines
 
 

@@ -94,7 +94,7 @@ _ONE: Mapping[str, Callable[[Problem], Problem]] = {
 RELAXED: Mapping[str, Callable[[Problem], Problem]] = {
     AS_IT_IS: lambda problem: problem,
     **_ONE,
-    ALL: lambda problem: reduce(lambda made, relax: relax(made), _ONE.values(), problem),
+    ALL: lambda problem: reduce(lambda relaxed, relax: relax(relaxed), _ONE.values(), problem),
 }
 
 

@@ -99,14 +99,14 @@ _PROOF_NOTES = (
 
 def _summary(rows: pd.DataFrame) -> pd.DataFrame:
     lines = {}
-    for group, those in rows.groupby("group", sort=False):
-        proved = those[those["gap"] <= _CLOSE + 1e-9]
+    for group, group_rows in rows.groupby("group", sort=False):
+        proved = group_rows[group_rows["gap"] <= _CLOSE + 1e-9]
         lines[group] = {
-            "problems": f"{len(those)}",
+            "problems": f"{len(group_rows)}",
             "proved to 1 %": f"{len(proved)}",
-            "CPU time: median": seconds(those["cpu_s"].median()),
+            "CPU time: median": seconds(group_rows["cpu_s"].median()),
             "CPU time: most of a proof": seconds(proved["cpu_s"].max()),
-            "gap: worst": share(those["gap"].max()),
+            "gap: worst": share(group_rows["gap"].max()),
         }
     return pd.DataFrame(lines).T.rename_axis("GPUs")
 
@@ -114,9 +114,9 @@ def _summary(rows: pd.DataFrame) -> pd.DataFrame:
 def claims(rows: pd.DataFrame) -> list[str]:
     """How many are proved, and what the case study's plan is."""
     lines = []
-    for group, those in rows[rows["group"] != _CASE].groupby("group", sort=False):
-        proved = (those["gap"] <= _CLOSE + 1e-9).sum()
-        lines.append(f"{group} GPUs: {proved} of {len(those)} plans are proved to be within 1 % of the best.")
+    for group, group_rows in rows[rows["group"] != _CASE].groupby("group", sort=False):
+        proved = (group_rows["gap"] <= _CLOSE + 1e-9).sum()
+        lines.append(f"{group} GPUs: {proved} of {len(group_rows)} plans are proved to be within 1 % of the best.")
     for _, case in rows[(rows["group"] == _CASE) & rows["gap"].notna()].iterrows():
         lines.append(
             f"HexiScale's case study: a step of {seconds(case['step_time_s'])}, and no plan takes less than "
@@ -134,9 +134,9 @@ def draw(rows: pd.DataFrame) -> Figure:
         f"Gap to the proven bound and CPU time of every problem; dashed: {_CLOSE:.0%}, where a search ends",
         width=9.5,
     )
-    for k, (group, those) in enumerate(rows.groupby("group", sort=False)):
+    for k, (group, group_rows) in enumerate(rows.groupby("group", sort=False)):
         label = group if group == _CASE else f"{group} GPUs"
-        ax.plot(those["cpu_s"], 100 * those["gap"], **{**line(k), "linestyle": "none"}, label=label)
+        ax.plot(group_rows["cpu_s"], 100 * group_rows["gap"], **{**line(k), "linestyle": "none"}, label=label)
     ax.axhline(100 * _CLOSE, color="#8A8F98", linestyle="--", linewidth=1)
     if rows["gap"].notna().any():
         ax.set_xscale("log")
@@ -212,8 +212,8 @@ def small_claims(rows: pd.DataFrame, gap: pd.Series) -> list[str]:
     lines = [
         f"The best plan is proven to be within 1 % of the optimum on {(gap <= _CLOSE).sum()} of {len(gap)} problems."
     ]
-    for solver, those in rows.groupby("solver", sort=False):
-        solved = those[those["step_time_s"].notna()]
+    for solver, solver_rows in rows.groupby("solver", sort=False):
+        solved = solver_rows[solver_rows["step_time_s"].notna()]
         if len(solved):
             best, worst = (solved["over"] <= 0.0).sum(), solved.loc[solved["over"].idxmax()]
             behind = f"; at worst {worst['over']:.2%} above it ({worst['problem']})" if worst["over"] > 0 else ""
@@ -228,11 +228,14 @@ rows = rows.assign(
 proof = rows.loc[rows.groupby("problem", sort=False)["bound_s"].idxmax()].set_index("problem")
 gap = (1 - proof["bound_s"] / best_s).clip(lower=0.0).reindex(best_s.index)
 cells = rows.drop_duplicates("problem").set_index("problem")[["GPUs", "model (layers)", "Gbit/s", "batch", "states"]]
-for solver, those in rows.groupby("solver", sort=False):
-    texts = [plan_cell(*values) for values in zip(those["step_time_s"], those["over"], those["status"], strict=True)]
-    cells[f"`{solver}` ({those['time_limit_s'].iloc[0]:g} s)"] = pd.Series(texts, those["problem"])
+for solver, solver_rows in rows.groupby("solver", sort=False):
+    texts = [
+        plan_cell(*values)
+        for values in zip(solver_rows["step_time_s"], solver_rows["over"], solver_rows["status"], strict=True)
+    ]
+    cells[f"`{solver}` ({solver_rows['time_limit_s'].iloc[0]:g} s)"] = pd.Series(texts, solver_rows["problem"])
 cells["gap"], cells["after"] = gap.map(percent), proof["runtime_s"].map(seconds)
-by_solver = {f"`{solver}`": of_solver(those) for solver, those in rows.groupby("solver", sort=False)}
+by_solver = {f"`{solver}`": of_solver(solver_rows) for solver, solver_rows in rows.groupby("solver", sort=False)}
 figure, (ax,) = framed(
     "What is left open on small problems",
     "Gap of the best plan to the best proven bound",

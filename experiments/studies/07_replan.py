@@ -115,15 +115,15 @@ def claims(pairs: pd.DataFrame) -> list[str]:
     """How many replacements are near, for losses and for slow devices, and which are not."""
     lines = []
     for kind, words in ((LOST, "losses"), (SLOW, "stragglers")):
-        those = pairs[pairs["kind"] == kind]
-        ratios = those["ratio"].dropna()
+        kind_pairs = pairs[pairs["kind"] == kind]
+        ratios = kind_pairs["ratio"].dropna()
         if len(ratios):
             near = int((ratios <= _NEAR).sum())
             lines.append(
                 f"After {near} of {len(ratios)} {words} the replacement is within 3 % of planning from nothing (median "
                 f"{change(ratios.median())}, worst {change(ratios.max())})."
             )
-        if missing := int((those["planned"] & those["ratio"].isna()).sum()):
+        if missing := int((kind_pairs["planned"] & kind_pairs["ratio"].isna()).sum()):
             lines.append(f"After {count(missing, 'change')} of this kind only planning from nothing has a plan.")
     if len(cpu := pairs["cpu_ratio"].dropna()):
         lines.append(
@@ -141,10 +141,13 @@ def draw(pairs: pd.DataFrame) -> Figure:
     )
     clusters = list(dict.fromkeys(pairs["cluster"]))
     for k, kind in enumerate((LOST, SLOW)):
-        those = pairs[(pairs["kind"] == kind) & pairs["ratio"].notna()].reset_index(drop=True)
-        beside = those.groupby("cluster", sort=False).cumcount()
-        xs = [clusters.index(name) + 0.1 * number - 0.3 for name, number in zip(those["cluster"], beside, strict=True)]
-        ax.scatter(xs, 100 * (those["ratio"] - 1), color=hue(k), marker=MARKERS[k], s=45, label=kind, zorder=3)
+        kind_pairs = pairs[(pairs["kind"] == kind) & pairs["ratio"].notna()].reset_index(drop=True)
+        numbers = kind_pairs.groupby("cluster", sort=False).cumcount()
+        xs = [
+            clusters.index(name) + 0.1 * number - 0.3
+            for name, number in zip(kind_pairs["cluster"], numbers, strict=True)
+        ]
+        ax.scatter(xs, 100 * (kind_pairs["ratio"] - 1), color=hue(k), marker=MARKERS[k], s=45, label=kind, zorder=3)
     ax.axhline(100 * (_NEAR - 1), color=MUTED, linestyle=":", linewidth=1.2, label="3 %")
     ax.axhline(0.0, color=MUTED, linewidth=0.8)
     ax.set_xticks(range(len(clusters)), clusters)
@@ -158,22 +161,22 @@ def draw(pairs: pd.DataFrame) -> Figure:
 # %%
 pairs = paired(rows)
 cells = {}
-for cluster, those in pairs.groupby("cluster", sort=False):
-    ratios = those["ratio"].dropna()
+for cluster, cluster_pairs in pairs.groupby("cluster", sort=False):
+    ratios = cluster_pairs["ratio"].dropna()
     cells[cluster] = {
-        "changes": str(len(those)),
+        "changes": str(len(cluster_pairs)),
         "within 3 %": f"{int((ratios <= _NEAR).sum())} of {len(ratios)}",
         "median": change(ratios.median()),
         "worst": change(ratios.max()),
         "best": change(ratios.min()),
-        "CPU time": share(those["cpu_ratio"].median()),
+        "CPU time": share(cluster_pairs["cpu_ratio"].median()),
     }
-each = pairs.set_index("change")[["cluster", "kind"]].assign(
+change_table = pairs.set_index("change")[["cluster", "kind"]].assign(
     ratio=pairs["ratio"].map(change).replace("", "no plan").to_numpy(), cpu=pairs["cpu_ratio"].map(share).to_numpy()
 )
 tables = {
     "Step time of replacements over planning from nothing": pd.DataFrame(cells).T.rename_axis("cluster"),
-    "Every change": each.rename(columns={"ratio": "step time", "cpu": "CPU time"}),
+    "Every change": change_table.rename(columns={"ratio": "step time", "cpu": "CPU time"}),
 }
 show(tables, claims(pairs), draw(pairs))
 

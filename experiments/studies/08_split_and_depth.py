@@ -130,9 +130,9 @@ assert quick() or means.at[SLOW, BOTH] < 0.9, "Both freedoms gain a tenth on slo
 
 # %%
 orders = compare(sample(4 if quick() else 200))
-beside = summary(orders)
+table = summary(orders)
 show(
-    {"": beside.astype(str).set_index("backwards")},
+    {"": table.astype(str).set_index("backwards")},
     figure=draw_ratios(orders),
     notes="Numbers of pipelines within 2 and 8 % of the optimum, how far ours are above it, and how many optima are "
     "proved. *Those of plans*: what searches give a plan with `space.depth=true`: 1F1B's numbers, or so many more "
@@ -143,6 +143,6 @@ show(
     caption="How near our orders are to the optimum",
     name="orders",
 )
-assert quick() or beside.set_index("in flight").loc["those of plans", "mean (%)"].max() < 1, (
+assert quick() or table.set_index("in flight").loc["those of plans", "mean (%)"].max() < 1, (
     "Orders of plans are within 1 % of the optimum on average."
 )

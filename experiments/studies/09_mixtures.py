@@ -170,11 +170,11 @@ compared, planned = rows[rows["part"] == _COMPARED], rows[rows["part"] == _PLANN
 tables: dict[str, pd.DataFrame] = {}
 ratios: dict[tuple[str, str], pd.Series] = {}
 lines: list[str] = []
-for cluster, those in compared.groupby("cluster", sort=False):
-    step_s = grid(those[those["solver"] != BOUND], "model", "planner")
-    ours, bound_s = step_s[OURS.label], those.groupby("model", sort=False)["bound_s"].max()
+for cluster, cluster_rows in compared.groupby("cluster", sort=False):
+    step_s = grid(cluster_rows[cluster_rows["solver"] != BOUND], "model", "planner")
+    ours, bound_s = step_s[OURS.label], cluster_rows.groupby("model", sort=False)["bound_s"].max()
     over = step_s.drop(columns=OURS.label).div(ours, axis=0)
-    statuses = grid(those, "model", "planner", "status").map(
+    statuses = grid(cluster_rows, "model", "planner", "status").map(
         lambda status: "no plan" if isinstance(status, str) else "–"
     )
     theirs = over.map(times).where(over.notna(), statuses[over.columns])
@@ -184,7 +184,7 @@ for cluster, those in compared.groupby("cluster", sort=False):
     tables[f"On {cluster}"] = cells.join(theirs.rename(columns=_SHORT)).rename_axis("model")
     ratios |= {(str(cluster), str(model)): row for model, row in over.iterrows()}
     for model in ours.index[ours.isna()]:
-        [reason] = those[(those["model"] == model) & (those["planner"] == OURS.label)]["reason"]
+        [reason] = cluster_rows[(cluster_rows["model"] == model) & (cluster_rows["planner"] == OURS.label)]["reason"]
         lines.append(f"Ours has no plan of `{model}` on `{cluster}`: {reason}")
 over = pd.DataFrame(ratios)
 if len(planned):

@@ -194,10 +194,10 @@ def agreement(cases: pd.DataFrame) -> pd.DataFrame:
 def line_claims(cases: pd.DataFrame) -> list[str]:
     """How many fit, where the plan is behind what owners do, and CPU seconds."""
     fit = cases[cases["fits"] == "yes"].groupby("storage").size()
-    asked = cases.groupby("storage").size()
+    totals = cases.groupby("storage").size()
     lines = [
         f"{fit.get(storage, 0)} of {number} fit with {STORAGES[str(storage)]} matrices."
-        for storage, number in asked.items()
+        for storage, number in totals.items()
     ]
     behind = cases[cases["behind"]]
     lines += [f"Behind what owners do: `{row.model}` on {row.cards}." for row in behind.itertuples()]

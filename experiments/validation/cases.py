@@ -66,7 +66,7 @@ class _Degrees:
     sharing: int = 1
 
 
-def case_of(row: Row, given: Given) -> Case:
+def case_of(row: Row, measurements: Given) -> Case:
     """The case of a row. Raises InexpressibleError with the reason where no problem or plan expresses the row.
 
     Where the micro-batch size, the recompute policy, the number of layer ranges or Megatron's ZeRO stage is blank, the
@@ -78,7 +78,7 @@ def case_of(row: Row, given: Given) -> Case:
     if feature := unpriced_features(row.notes, row.model_name, row.others, priced):
         raise InexpressibleError(feature)
     try:
-        cases = _cases(row, given, adapters)
+        cases = _cases(row, measurements, adapters)
     except InputError as error:
         raise InexpressibleError(str(error)) from None
     if len(cases) == 1:
@@ -88,11 +88,11 @@ def case_of(row: Row, given: Given) -> Case:
     return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
 
 
-def _cases(row: Row, given: Given, adapters: Lora | None) -> list[Case]:
+def _cases(row: Row, measurements: Given, adapters: Lora | None) -> list[Case]:
     """One case for every combination of choices that the row leaves open."""
     degrees = _degrees(row)
-    published = cluster_of(row, fused_attention=not stores_scores(row), fits=given.network)
-    cluster = replace(published.cluster, profile=given.profile)
+    published = cluster_of(row, fused_attention=not stores_scores(row), fits=measurements.network)
+    cluster = replace(published.cluster, profile=measurements.profile)
     if cluster.num_devices != degrees.tp * degrees.pp * degrees.dp:
         raise InexpressibleError("degrees do not multiply to the number of GPUs")
     model, precision = model_of(row), precision_of(row)
@@ -145,10 +145,10 @@ def _degrees(row: Row) -> _Degrees:
 
 def _replicas_sharing(row: Row, degrees: _Degrees) -> int:
     """The number of replicas of a stage that share experts."""
-    cut, stated = row.note("ETP"), row.note("EP")
+    cut, ep = row.note("ETP"), row.note("EP")
     if cut not in (None, "1"):
         raise InexpressibleError("experts cut by columns")
-    sharing = max(1, int(stated or 1) // degrees.tp)
+    sharing = max(1, int(ep or 1) // degrees.tp)
     if degrees.dp % sharing:
         raise InexpressibleError("degrees do not multiply to the number of GPUs")
     return sharing
@@ -156,10 +156,10 @@ def _replicas_sharing(row: Row, degrees: _Degrees) -> int:
 
 def _sizes(row: Row, degrees: _Degrees) -> list[int]:
     """The micro-batch sizes that the row leaves open, or the largest divisor up to a stated size."""
-    stated = row.micro_batch
-    sequences = _pipeline_batch(row, degrees, stated)
-    if stated is not None:
-        return [next(size for size in range(min(stated, sequences), 0, -1) if sequences % size == 0)]
+    micro_batch = row.micro_batch
+    sequences = _pipeline_batch(row, degrees, micro_batch)
+    if micro_batch is not None:
+        return [next(size for size in range(min(micro_batch, sequences), 0, -1) if sequences % size == 0)]
     return [1 << k for k in range(_LARGEST_MICRO_BATCH.bit_length()) if sequences % (1 << k) == 0]
 
 
@@ -180,10 +180,10 @@ def _chunks(row: Row, degrees: _Degrees, num_micro_batches: int, num_layers: int
     """The numbers of layer ranges of a stage that the row leaves open."""
     if row.vpp is not None or degrees.pp == 1:
         return [degrees.vpp]
-    each, rest = divmod(num_layers, degrees.pp)
+    layers_per_stage, rest = divmod(num_layers, degrees.pp)
     if rest or num_micro_batches % degrees.pp or (row.says("1F1B") and not row.says("interleaved")):
         return [1]
-    counts = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if each % (1 << k) == 0]
+    counts = [1 << k for k in range(_MOST_CHUNKS.bit_length()) if layers_per_stage % (1 << k) == 0]
     return counts[1:] or counts if row.says("interleaved") else counts
 
 

@@ -62,7 +62,9 @@ def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> 
     measured = fits is not None and unstated and all(machines.gpu.name in fits.between for machines in parts)
     entries: list[dict[str, Any]] = []
     for k, machines in enumerate(parts):
-        inside, interfaces, each = _fitted_links(machines, fits) if measured and fits else _nominal_links(row, machines)
+        inside, interfaces, nic_gb_per_s = (
+            _fitted_links(machines, fits) if measured and fits else _nominal_links(row, machines)
+        )
         entries.append(
             {
                 "name": f"m{k}",
@@ -71,7 +73,7 @@ def cluster_of(row: Row, *, fused_attention: bool, fits: NetworkFits | None) -> 
                 "count": machines.count,
                 "intra_bandwidth_gb_per_s": inside,
                 "network_interfaces": interfaces,
-                "nic_bandwidth_gb_per_s": each,
+                "nic_bandwidth_gb_per_s": nic_gb_per_s,
             }
         )
     content: dict[str, Any] = {"name": "published", "machines": entries}
@@ -120,9 +122,9 @@ def _machines(gpu: Gpu, num_gpus: int, usual: int) -> Machines:
 def gpu_of(text: str, memory_gib: float | None) -> Gpu:
     """The catalogue's type that `text` names, with the stated memory if any. Raises InexpressibleError."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    stated = re.search(r"[\s_-](\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
-    if memory_gib is None and stated:
-        memory_gib = float(stated[1])
+    memory_match = re.search(r"[\s_-](\d+)\s*G(?:i?B)?\b", text, re.IGNORECASE)
+    if memory_gib is None and memory_match:
+        memory_gib = float(memory_match[1])
     entries = []
     for gpu in catalogue().values():
         words = gpu.name.split("_")

@@ -25,10 +25,10 @@ _LOGIT_BYTES, _NORM_BYTES, _SILU_BYTES, _DROPOUT_BYTES = 6, 16, 2, 3
 
 def allocated_ratios(case: Case, cost: Cost) -> Iterator[float]:
     """Predicted over measured peak of tensors, of each stage where stages are stated; nothing where no peak is."""
-    stated = case.row.note("peak_allocated_gib_by_stage") or case.row.note("peak_allocated_gib")
+    note = case.row.note("peak_allocated_gib_by_stage") or case.row.note("peak_allocated_gib")
     memories = [stage.memory for stage in cost.pipelines[0].stages]
     predicted = [memory.tensors / GIB for memory in memories]
-    peaks = [float(peak) for peak in stated.split("/")] if stated else []
+    peaks = [float(peak) for peak in note.split("/")] if note else []
     if decimal := case.row.note("max_memory_gb"):
         peaks = [float(decimal) * GB / GIB]
     if len(peaks) == 1:
@@ -38,19 +38,19 @@ def allocated_ratios(case: Case, cost: Cost) -> Iterator[float]:
 
 def reserved_ratios(case: Case, cost: Cost) -> Iterator[float]:
     """Predicted over measured peak of what the allocator held; nothing where none is stated."""
-    stated = case.row.note("peak_reserved_gib") or case.row.note("peak_mem_gib")
-    if stated:
+    note = case.row.note("peak_reserved_gib") or case.row.note("peak_mem_gib")
+    if note:
         memories = [stage.memory for stage in cost.pipelines[0].stages]
-        yield max(memory.total - memory.communicators for memory in memories) / GIB / float(stated)
+        yield max(memory.total - memory.communicators for memory in memories) / GIB / float(note)
 
 
 def process_ratios(case: Case, cost: Cost) -> Iterator[float]:
     """Predicted over measured memory of the process; nothing where none is stated."""
-    stated, what = case.row.note("mem_gib") or case.row.note("mem_gb"), case.row.note("memory")
-    if stated and what and what.startswith("process"):
+    note, what = case.row.note("mem_gib") or case.row.note("mem_gb"), case.row.note("memory")
+    if note and what and what.startswith("process"):
         [*memories] = (stage.memory for stage in cost.pipelines[0].stages)
         held = max(memory.total - memory.communicators for memory in memories)
-        yield (held + _CONTEXT_BYTES + _trainer_bytes(case)) / GIB / float(stated)
+        yield (held + _CONTEXT_BYTES + _trainer_bytes(case)) / GIB / float(note)
 
 
 def _trainer_bytes(case: Case) -> float:

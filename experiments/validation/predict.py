@@ -66,9 +66,9 @@ def _context(case: Case, cluster: Cluster) -> ContextParallel | None:
         return None
     replicas = (devices for line in case.plan.pipelines for devices in line.stages[0].parallelism.parameter_copies)
     first = [devices[0] for devices in islice(replicas, case.parts)]
-    ways = [cluster.network.path(a, b) for a, b in pairwise(first)]
-    bytes_per_s = min(min([way[1], *(rate for _, rate in way[2])]) for way in ways)
-    return ContextParallel(case.parts, bytes_per_s, max(way[0] for way in ways), case.row.says("cp_comm=a2a"))
+    paths = [cluster.network.path(a, b) for a, b in pairwise(first)]
+    bytes_per_s = min(min([way[1], *(rate for _, rate in way[2])]) for way in paths)
+    return ContextParallel(case.parts, bytes_per_s, max(way[0] for way in paths), case.row.says("cp_comm=a2a"))
 
 
 @lru_cache(maxsize=256)

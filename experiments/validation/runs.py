@@ -37,20 +37,20 @@ class Runs:
     def of(
         cls,
         path: Path,
-        given: Given | None = None,
+        measurements: Given | None = None,
         track: Callable[[Sequence[Row]], Iterable[Row]] = iter,
         every: int = 1,
     ) -> "Runs":
-        """The runs of `path`, or its first and `every` so many after it, predicted with `given` measurements (default:
-        those shipped); `track` shows progress.
+        """The runs of `path`, or its first and `every` so many after it, predicted with `measurements` (default: those
+        shipped); `track` shows progress.
 
         Raises InputError where the file is wrong.
         """
-        if given is None:
+        if measurements is None:
             shipped = shipped_measurements()
-            given = Given(shipped.profile, shipped.network)
+            measurements = Given(shipped.profile, shipped.network)
         rows = read_rows(path)[::every]
-        results = [_predict(row, given) for row in track(rows)]
+        results = [_predict(row, measurements) for row in track(rows)]
         return cls(rows, [prediction for prediction, _ in results], [priced for _, priced in results if priced])
 
     @property
@@ -114,10 +114,10 @@ def layer_errors() -> list[Errors]:
     return [_errors("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in group]))) for kind, group in named]
 
 
-def _predict(row: Row, given: Given) -> tuple[Prediction, tuple[Case, Cost] | None]:
+def _predict(row: Row, measurements: Given) -> tuple[Prediction, tuple[Case, Cost] | None]:
     facts = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
-        case = case_of(row, given)
+        case = case_of(row, measurements)
     except InexpressibleError as error:
         return Prediction(*facts, reason=str(error)), None
     pipeline, cost = case.plan.pipelines[0], cost_model(case).price(case.plan)

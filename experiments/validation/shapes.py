@@ -54,8 +54,8 @@ def model_of(row: Row) -> ModelSpec:
     known = _known_shapes().get(name, {})
 
     def value(column: str) -> int | None:
-        stated = getattr(row, column)
-        return int(known[column]) if stated is None and column in known else stated
+        number = getattr(row, column)
+        return int(known[column]) if number is None and column in known else number
 
     layers, hidden, heads = value("layers"), value("hidden"), value("heads")
     if layers is None or hidden is None or heads is None:

@@ -24,15 +24,15 @@ def stage_layers(row: Row, model: ModelSpec, num_stages: int) -> list[int]:
     experts do not divide; here these are the last stage's. Raises InexpressibleError.
     """
     num_layers = model.num_layers
-    cut, stated, layout = row.note("layer partition"), row.note("layers_per_stage"), row.note("layout")
+    cut, counts_text, layout = row.note("layer partition"), row.note("layers_per_stage"), row.note("layout")
     if cut is not None:
         edges = [min(max(int(n) - _MODULES_BEFORE, 0), num_layers) for n in re.findall(r"\d+", cut.split("]")[0])]
         return [end - first for first, end in pairwise(edges)]
-    if stated is not None:
+    if counts_text is not None:
         try:
-            counts = [int(n) for n in json.loads(stated)]
+            counts = [int(n) for n in json.loads(counts_text)]
         except (TypeError, ValueError):
-            raise InexpressibleError(f"layers_per_stage={stated} is not a list of numbers") from None
+            raise InexpressibleError(f"layers_per_stage={counts_text} is not a list of numbers") from None
         counts[0] -= 1
         counts[-1] -= 1
         return counts
@@ -41,8 +41,8 @@ def stage_layers(row: Row, model: ModelSpec, num_stages: int) -> list[int]:
         return _by_layout(layout, num_stages)
     further = len(model.extra_layers)
     if model.shares_experts and num_layers % num_stages and not (num_layers + 2 + further) % num_stages:
-        each = (num_layers + 2 + further) // num_stages
-        return [each - 1] + [each] * (num_stages - 2) + [each - 1 - further]
+        layers_per_stage = (num_layers + 2 + further) // num_stages
+        return [layers_per_stage - 1] + [layers_per_stage] * (num_stages - 2) + [layers_per_stage - 1 - further]
     low, extra = divmod(num_layers, num_stages)
     return [low + (k < extra) for k in range(num_stages)]
 

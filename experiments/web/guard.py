@@ -103,5 +103,5 @@ def _cookie_of(request: Request, name: str) -> str:
     return "" if morsel is None else morsel.value
 
 
-def _same(given: str, expected: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+def _same(actual: str, expected: str) -> bool:
+    return secrets.compare_digest(actual.encode("utf-8", "replace"), expected.encode())

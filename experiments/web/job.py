@@ -81,9 +81,9 @@ def _plan(question: Question, problem: Problem, folder: Path) -> None:
             drawn["bars"] = list(_bars(solution.plan))
             drawn["files"] = [name for name in FILES if (folder / name).exists()]
             commands.append("hexiopt train plan=plan.json")
-    (verdict_in_words, asked), *lines = replace(answer, cures=()).lines()
+    (verdict_in_words, reason), *lines = replace(answer, cures=()).lines()
     cures = [{"text": str(cure), "form": question.form_of(cure.plan.problem)} for cure in answer.cures]
-    drawn |= {"verdict": verdict_in_words, "reason": asked, "lines": lines, "cures": cures, "commands": commands}
+    drawn |= {"verdict": verdict_in_words, "reason": reason, "lines": lines, "cures": cures, "commands": commands}
     say(done=True, task="plan", fits=answer.plan is not None, **drawn)
 
 

@@ -55,9 +55,9 @@ class Question:
 
     @property
     def _workload(self) -> dict[str, Any]:
-        stated = dict(TRAININGS[self.training])
-        rank = {"lora.rank": self.rank} if "training" in stated else {}
-        return stated | rank | {"seq_len": self.seq_len, "global_batch": self.global_batch}
+        options = dict(TRAININGS[self.training])
+        rank = {"lora.rank": self.rank} if "training" in options else {}
+        return options | rank | {"seq_len": self.seq_len, "global_batch": self.global_batch}
 
     @property
     def cards(self) -> CardCluster:
@@ -66,9 +66,9 @@ class Question:
 
     def problem(self) -> Problem:
         """The problem. Raises InputError."""
-        stated = self._workload
-        lora = {key.removeprefix("lora."): stated.pop(key) for key in [*stated] if key.startswith("lora.")}
-        return hx.Problem(hx.cluster(self.cards.data), hx.model(self.model), Workload(lora=hx.Lora(**lora), **stated))
+        workload = self._workload
+        lora = {key.removeprefix("lora."): workload.pop(key) for key in [*workload] if key.startswith("lora.")}
+        return hx.Problem(hx.cluster(self.cards.data), hx.model(self.model), Workload(lora=hx.Lora(**lora), **workload))
 
     @property
     def commands(self) -> list[str]:
@@ -85,8 +85,8 @@ class Question:
         workload = changed.workload
         agrees = [
             name
-            for name, stated in TRAININGS.items()
-            if all(attrgetter(key)(workload) == value for key, value in stated.items())
+            for name, options in TRAININGS.items()
+            if all(attrgetter(key)(workload) == value for key, value in options.items())
         ]
         first, *others = ({**pc} for pc in self.pcs)
         for machine in changed.cluster.machines[len(self.cards.data["machines"]) :]:

@@ -120,17 +120,17 @@ def prepare(
     return path
 
 
-def separator_token(stated: int | str | None, tokenizer: Path | None) -> int | None:
-    """The number of the token that ends documents, `stated` as it is, or as its text in a tokenizer. Raises
+def separator_token(separator: int | str | None, tokenizer: Path | None) -> int | None:
+    """The number of the token that ends documents, `separator` as it is, or as its text in a tokenizer. Raises
     InputError."""
-    if not isinstance(stated, str):
-        return stated
+    if not isinstance(separator, str):
+        return separator
     if tokenizer is None:
-        raise InputError(f"train.separator: {stated!r} is a text, and there is no train.tokenizer; state a number")
+        raise InputError(f"train.separator: {separator!r} is a text, and there is no train.tokenizer; state a number")
     words = read_text(tokenizer, max_bytes=MAX_TOKENIZER_BYTES)
-    number: int | None = _tokenizer(tokenizer, words).token_to_id(stated)
+    number: int | None = _tokenizer(tokenizer, words).token_to_id(separator)
     if number is None:
-        raise InputError(f"train.separator: {stated!r} is no token of {tokenizer}; state one that it has")
+        raise InputError(f"train.separator: {separator!r} is no token of {tokenizer}; state one that it has")
     return number
 
 

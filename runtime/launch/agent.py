@@ -189,23 +189,23 @@ def _serve(meeting: MeetingClient, machine: str | None, hooks_of: HooksOf) -> No
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.pop("TORCH_ELASTIC_WORKER_IDENTICAL", None)  # multiplies numbers of processes instead of adding them
     sent_s = time.time()
-    given = meeting.ask({"event": "hello", "machine": machine, "host": socket.gethostname()})
-    if "refused" in given:
-        raise InputError(given["refused"])
-    check_clock(sent_s, given["now_s"], time.time())
-    run, plan_file = assignment(given)
-    names, gpus = given["seats"], given["gpus"]
+    answer = meeting.ask({"event": "hello", "machine": machine, "host": socket.gethostname()})
+    if "refused" in answer:
+        raise InputError(answer["refused"])
+    check_clock(sent_s, answer["now_s"], time.time())
+    run, plan_file = assignment(answer)
+    names, gpus = answer["seats"], answer["gpus"]
     with tempfile.TemporaryDirectory(prefix="hexiopt-agent-") as folder:
-        device, told = admit_machine(plan_file, machine, gpus, run.device, given["force"])
-        if told is not None:
-            meeting.tell({"event": "note", "reason": told})
+        device, fallback = admit_machine(plan_file, machine, gpus, run.device, answer["force"])
+        if fallback is not None:
+            meeting.tell({"event": "note", "reason": fallback})
         seats = Seats(tuple(names), tuple(gpus), device, Path(folder))
         rendezvous = DynamicRendezvousHandler.from_backend(
             "hexiopt",
             meeting.store,
             EndingBackend(meeting),
             1,  # the head decides whether those that came suffice
-            given["most"],
+            answer["most"],
             meeting.own_address(),  # where others reach the store of a round, if rank 0 is here
             # Other machines may take long to come back.
             RendezvousTimeout(join=timedelta(days=1), last_call=_LAST_CALL),
@@ -239,11 +239,11 @@ def main(arguments: Sequence[str] | None = None, hooks_of: HooksOf = no_hooks) -
     parser.add_argument("master", metavar="HOST:PORT", help="the meeting place of the run")
     parser.add_argument("--machine", metavar="NAME", help="as in the cluster file (default: all devices are here)")
     parser.add_argument("--with-parent", action="store_true", help="end when the process ends that started this one")
-    given = parser.parse_args(arguments)
-    if given.with_parent:
+    options = parser.parse_args(arguments)
+    if options.with_parent:
         die_with_parent()
     try:
-        serve(given.master, given.machine, hooks_of)
+        serve(options.master, options.machine, hooks_of)
     except (InputError, LostError) as error:
         print(f"hexiopt: {error}", file=sys.stderr, flush=True)
         return REFUSED if isinstance(error, InputError) else LOST

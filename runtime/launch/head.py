@@ -52,9 +52,9 @@ class AfterFaults:
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run is to stop, as `asked` says, and seconds that it then has for a last checkpoint."""
+    """When a run is to stop, as `must_stop` says, and seconds that it then has for a last checkpoint."""
 
-    asked: Callable[[], bool] = lambda: False
+    must_stop: Callable[[], bool] = lambda: False
     limit_s: float = 0.0
 
 
@@ -83,7 +83,7 @@ def training_events(
         process = subprocess.Popen(words, stderr=stderr, start_new_session=True) if place.is_local else None
         try:
             while not head.complete:
-                if stop.asked():
+                if stop.must_stop():
                     yield from head.stop(stop.limit_s)
                 event = place.hear()
                 yield from head.wait() if event is None else head.hear(event)
@@ -102,7 +102,7 @@ def training_events(
 class _Round:
     """Processes that have met: the devices by whose names they came, and when. `ranks` once they train."""
 
-    asked: Event
+    request: Event
     devices: frozenset[str]
     at: float = field(default_factory=time.monotonic)
     ranks: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Round:
 
     @property
     def token(self) -> str:
-        token: str = self.asked["token"]
+        token: str = self.request["token"]
         return token
 
 
@@ -224,11 +224,16 @@ class _Head:
         if not seats:
             names = ", ".join(dict.fromkeys(map(_machine, self._all)))
             return f"train.machine: {machine!r} has no device of the plan; name one of {names}"
-        stated = self._hosts.get(machine)
-        if stated is None or host in (stated, stated.partition(".")[0]) or host.partition(".")[0] == stated:
+        expected_host = self._hosts.get(machine)
+        if (
+            expected_host is None
+            or host in (expected_host, expected_host.partition(".")[0])
+            or host.partition(".")[0] == expected_host
+        ):
             return None
         return (
-            f"train.machine: {machine} is on host {stated}, says the cluster file, and this is {host}; start it there"
+            f"train.machine: {machine} is on host {expected_host}, says the cluster file, and this is {host}; start it "
+            "there"
         )
 
     def _of_rank(self, event: Event) -> Iterator[Event]:
@@ -284,12 +289,12 @@ class _Head:
         joined = self._joined if before is not None else set()
         written = finished_checkpoints(self._run.checkpoints)
         last = written[-1] if written else self._run.resume
-        told, restarts = self._why(met, before, cause, joined), self._restarts
-        if told is not None and not joined:
+        interruption, restarts = self._why(met, before, cause, joined), self._restarts
+        if interruption is not None and not joined:
             restarts = self._restarts + 1 if last == self._best else 1
             if restarts > self._faults.max_restarts:
                 yield from self._give_up(
-                    f"{told['reason']}; {self._faults.max_restarts} restarts brought no new checkpoint"
+                    f"{interruption['reason']}; {self._faults.max_restarts} restarts brought no new checkpoint"
                 )
                 restarts = 1
         chosen = yield from self._plan_without(missing, last)
@@ -298,15 +303,15 @@ class _Head:
             return
         path, used = chosen
         self._met, self._troubles, self._last_note, self._joined = None, [], "", set()
-        if told is not None and not joined:
+        if interruption is not None and not joined:
             self._restarts, self._best = restarts, last
-        self._run = replace(self._run, plan=path, resume=self._run.resume if told is None else last)
+        self._run = replace(self._run, plan=path, resume=self._run.resume if interruption is None else last)
         self._run.write(self._folder / "run.json")
-        if told is not None:
-            yield {**told, "event": "restart", "from": None if last is None else str(last), "plan": str(path)}
+        if interruption is not None:
+            yield {**interruption, "event": "restart", "from": None if last is None else str(last), "plan": str(path)}
         met.ranks = {name: rank for rank, name in enumerate(used)}
         self._training = met
-        self._place.answer(met.asked, {"round": met.token, "ranks": met.ranks, **self._assignment()})
+        self._place.answer(met.request, {"round": met.token, "ranks": met.ranks, **self._assignment()})
 
     def _assignment(self) -> Event:
         """The run and its plan, as `runtime.launch.worker.assignment` reads them."""
@@ -314,13 +319,13 @@ class _Head:
 
     def _why(self, met: _Round, before: _Round | None, cause: Event | None, joined: set[str]) -> Event | None:
         """What has ended the round before, with a `reason`; None for the first one."""
-        gone = _machines(before) - _machines(met) if before is not None else set()
-        if cause is not None and (cause["event"] in ("lost", "hung") or not joined | gone):
+        lost_machines = _machines(before) - _machines(met) if before is not None else set()
+        if cause is not None and (cause["event"] in ("lost", "hung") or not joined | lost_machines):
             return {**cause, "reason": _reason(cause)}
         if joined:
             return {"reason": f"{' and '.join(sorted(joined))} joined"}
-        if gone:
-            return {"reason": f"{' and '.join(sorted(gone))} gone"}
+        if lost_machines:
+            return {"reason": f"{' and '.join(sorted(lost_machines))} gone"}
         return None if before is None else {"reason": "the machines have met again"}
 
     def _plan_without(

@@ -120,8 +120,8 @@ class MeetingClient:
 
     def must_stop(self) -> bool:
         """Whether the ranks are to write a checkpoint and stop."""
-        asked: bool = self.store.check([_STOP])
-        return asked
+        is_set: bool = self.store.check([_STOP])
+        return is_set
 
     def claim(self, name: str) -> Callable[[], bool]:
         """Take a name over from whoever has it; says whether it is still ours."""

@@ -84,18 +84,18 @@ def work(address: str, seats: Seats, hooks_of: HooksOf) -> None:
 
 def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about: Event, hooks_of: HooksOf) -> None:
     vitals = Vitals(seats.folder)
-    gone = seats.device == "cuda" and not usable_gpu(gpu)
-    if gone:
+    is_unusable = seats.device == "cuda" and not usable_gpu(gpu)
+    if is_unusable:
         meeting.tell({"event": "note", "reason": f"{name}: GPU {gpu} of this machine cannot be used; it stays out"})
     # Names decide who is which rank: torch sorts machines by address, and numbers the processes as they come.
-    store, names = meet("" if gone else name)
+    store, names = meet("" if is_unusable else name)
     if os.environ["RANK"] == "0":
         store.set("answer", json.dumps(meeting.ask({"event": "came", "names": [device for device in names if device]})))
     while not store.check(["answer"]):  # planning again, or waiting for a machine, takes as long as it takes
         time.sleep(_POLL_S)
     answer = json.loads(store.get("answer"))
     about["round"] = answer["round"]
-    rank = None if gone else answer["ranks"].get(name)
+    rank = None if is_unusable else answer["ranks"].get(name)
     if rank is None:
         _idle()
     about["rank"] = rank
@@ -111,8 +111,8 @@ def _take_part(meeting: MeetingClient, seats: Seats, name: str, gpu: int, about:
         if event["event"] != "waiting" and (rank == 0 or event["event"] not in ("step", "validation", "checkpoint")):
             meeting.tell({**event, **about})
 
-    asked = meeting.must_stop if rank == 0 else None  # of all ranks, one asks the head
-    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, asked, hooks_of(rank)):
+    must_stop = meeting.must_stop if rank == 0 else None  # of all ranks, one asks the head
+    if run_rank(run, plan_file, rank, gpu, PrefixStore("train", store), tell, must_stop, hooks_of(rank)):
         _idle()  # until the head has heard of all
 
 
@@ -172,12 +172,12 @@ def train_as_torchrun(
         if place.rank - place.local <= came_as < place.rank - place.local + place.num_local
     )
     if machine is None:
-        gpu, (device, told) = place.local, admit_ranks(plan_file, local_ranks, wanted_device, force)
+        gpu, (device, fallback) = place.local, admit_ranks(plan_file, local_ranks, wanted_device, force)
     else:  # devices that the plan leaves out do not shift the others' GPUs
         gpus = [int(name.rpartition(":")[2]) for name in here]
-        gpu, (device, told) = gpus[place.local], admit_machine(plan_file, machine, gpus, wanted_device, force)
-    if told is not None and place.local == 0:
-        print(told, file=sys.stderr)
+        gpu, (device, fallback) = gpus[place.local], admit_machine(plan_file, machine, gpus, wanted_device, force)
+    if fallback is not None and place.local == 0:
+        print(fallback, file=sys.stderr)
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (
         written := finished_checkpoints(run.checkpoints)
     ):
@@ -201,10 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime.launch.worker", description=__doc__)
     parser.add_argument("run", type=Path, help="run.json, as `hexiopt train` writes it")
     parser.add_argument("--machine", metavar="NAME", help="as in the cluster file (default: torchrun's order)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        run = TrainingRun.read(given.run)
-        train_as_torchrun(run, read_plan(run.plan), run.device, False, given.machine)
+        run = TrainingRun.read(options.run)
+        train_as_torchrun(run, read_plan(run.plan), run.device, False, options.machine)
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
         return 2

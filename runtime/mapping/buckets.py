@@ -71,11 +71,11 @@ def bucket_parts(held: Iterable[HeldParts], zero: int, optimizer: str = ADAMW) -
     """
     buckets = []
     for same in held:
-        alike: dict[tuple[bool, str], list[ParameterPart]] = defaultdict(list)
+        parts_by_rule: dict[tuple[bool, str], list[ParameterPart]] = defaultdict(list)
         for part in same.parts:
             if prod(part.local_shape):
-                alike[part.decays, rule_of(optimizer, part)].append(part)
-        for (decays, _), parts in alike.items():
+                parts_by_rule[part.decays, rule_of(optimizer, part)].append(part)
+        for (decays, _), parts in parts_by_rule.items():
             if zero >= 2 and decays:
                 units = [tuple(unit) for _, unit in groupby(parts, lambda part: backward_turn(part.name))]
                 buckets += [BucketParts(same, decays, unit, zero) for unit in units]

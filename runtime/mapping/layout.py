@@ -270,14 +270,14 @@ def layout_of(plan: Plan, model: ModelSpec, cluster: Cluster | None = None, adap
                 for rank in executor.ranks:
                     line_of[rank], executor_of[rank] = line, executor
     ranks = range(len(devices))
-    each = tuple(executor_of[rank] for rank in ranks)
+    rank_executors = tuple(executor_of[rank] for rank in ranks)
     groups = None if cluster is None else sharding_groups(plan, cluster)
     if cluster is None and plan.sharding.stage >= 2:
-        group_of = [executor.stage for executor in each]
+        group_of = [executor.stage for executor in rank_executors]
     else:
         group_of = [0 if groups is None else groups[device] for device in devices]
-    held = _parts_by_holders(each, model, group_of, adapters)
-    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), each, held)
+    held = _parts_by_holders(rank_executors, model, group_of, adapters)
+    return Layout(devices, tuple(lines), tuple(line_of[rank] for rank in ranks), rank_executors, held)
 
 
 def _executors(

@@ -259,8 +259,8 @@ def _computes(shape: StepShape, stage: int, lockstep: Lockstep | None) -> deque[
     if shape.orders:
         order: Sequence[Operation] = shape.orders[stage]
     else:
-        each = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks, shape.depths)
-        order = operations(shape.schedule, each[stage])
+        stage_positions = positions(shape.num_stages, shape.num_micro_batches, shape.num_chunks, shape.depths)
+        order = operations(shape.schedule, stage_positions[stage])
     begun = Counter[Operation]()
     for operation in order:
         kind, chunk, micro_batch = operation
@@ -313,9 +313,9 @@ class _Walk:
 
     def _crew(self, places: Sequence[tuple[int, int]], lockstep: Lockstep | None) -> _Crew:
         stages = [self.stages[p][s] for p, s in places]
-        each = [_computes(stage.shape, stage.number, lockstep) for stage in stages]
-        for stage, todo in zip(stages, each, strict=True):
-            if todo != each[0]:
+        stage_actions = [_computes(stage.shape, stage.number, lockstep) for stage in stages]
+        for stage, todo in zip(stages, stage_actions, strict=True):
+            if todo != stage_actions[0]:
                 first = stages[0]
                 raise InputError(
                     f"a step would hang: stage {stage.number} of pipeline {stage.pipeline}, with "
@@ -323,7 +323,7 @@ class _Walk:
                     f"stage {first.number} of pipeline {first.pipeline}, with {first.shape.num_micro_batches}; give "
                     "pipelines equally many stages, layers and micro-batches"
                 )
-        return _Crew(stages, each[0], lockstep)
+        return _Crew(stages, stage_actions[0], lockstep)
 
     def run(self) -> None:
         for crew in self._crews:

@@ -77,7 +77,7 @@ def check_units(actions: ActionList, gathers: bool) -> None:
     """Raise InputError unless a stage in lockstep gathers, if it `gathers`, the weights of every part of a forward or
     backward once before it, those of two parts at most at once, and scatters the gradients of every part of a backward
     next of all that it does with units."""
-    gathered, made = list[Action](), list[Action]()
+    gathered, unscattered = list[Action](), list[Action]()
     for action in actions:
         match action:
             case UnitCollective(scatters=False, part=part):
@@ -85,20 +85,23 @@ def check_units(actions: ActionList, gathers: bool) -> None:
                 if len(gathered) > 2 or gathered.count(part) > 1:
                     raise InputError(f"a step's list is not in order: {action} comes before what is gathered is used")
             case UnitCollective(part=part):
-                if made != [part]:
+                if unscattered != [part]:
                     raise InputError(f"a step's list is not in order: {action} does not follow {part}")
-                made.clear()
+                unscattered.clear()
             case Action(kind=ActionKind.FORWARD | ActionKind.BACKWARD):
-                if made:
-                    raise InputError(f"a step's list is not in order: {action} comes before a scatter of {made[0]}")
+                if unscattered:
+                    raise InputError(
+                        f"a step's list is not in order: {action} comes before a scatter of {unscattered[0]}"
+                    )
                 if gathers and gathered[:1] != [action]:
                     raise InputError(f"a step's list is not in order: {action} comes before a gather of its weights")
                 if gathers:
                     gathered.pop(0)
                 if action.kind is ActionKind.BACKWARD:
-                    made.append(action)
-    if gathered or made:
-        raise InputError(f"a step's list is not in order: nothing uses the weights or gradients of {gathered + made}")
+                    unscattered.append(action)
+    if gathered or unscattered:
+        unused = gathered + unscattered
+        raise InputError(f"a step's list is not in order: nothing uses the weights or gradients of {unused}")
 
 
 _WHOLE, _SPLIT = {ActionKind.BACKWARD}, {ActionKind.INPUT, ActionKind.WEIGHTS}  # a stage's backwards are these or those

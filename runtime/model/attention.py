@@ -170,11 +170,11 @@ class _BlockAttention(torch.autograd.Function):
         out, lses = q.new_empty(*q.shape[:3], v.shape[3]), []
         for block in cover:
             queries, keys, values = (x[slice(*block.queries)].permute(1, 2, 0, 3) for x in (q, k, v))
-            made, lse = attend(block, queries, keys[:, meets], values[:, meets])
+            block_out, lse = attend(block, queries, keys[:, meets], values[:, meets])
             if sinks is not None:
                 whole = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
-                made, lse = made * (lse - whole).exp_().unsqueeze(-1), whole
-            out[slice(*block.queries)].copy_(made.permute(2, 0, 1, 3))
+                block_out, lse = block_out * (lse - whole).exp_().unsqueeze(-1), whole
+            out[slice(*block.queries)].copy_(block_out.permute(2, 0, 1, 3))
             lses.append(lse)
         ctx.cover, ctx.meets = cover, meets
         ctx.save_for_backward(q, k, v, sinks, out, torch.cat(lses, -1))
@@ -188,8 +188,8 @@ class _BlockAttention(torch.autograd.Function):
         for block in ctx.cover:
             at = slice(*block.queries)
             queries, keys, values, out, grad = (x[at].permute(1, 2, 0, 3) for x in (q, k, v, out_tbnd, grads[0]))
-            given = grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse[..., at]
-            of_q, *of_both = attend_backward(block, *given)
+            operands = grad.contiguous(), queries, keys[:, ctx.meets], values[:, ctx.meets], out, lse[..., at]
+            of_q, *of_both = attend_backward(block, *operands)
             sums = [of_x.new_zeros(x.shape) for of_x, x in zip(of_both, (keys, values), strict=True)]
             for whole, of_x in zip(sums, of_both, strict=True):
                 for head, kv_head in enumerate(ctx.meets):

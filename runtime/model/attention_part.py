@@ -48,8 +48,8 @@ class AttentionPart:
             q, k, v = self._of_latent(weights, x_tbh)
         else:
             q, k, v, gate = self._project(weights, x_tbh)
-        given = q, k, v, weights.get(f"{ATTENTION}.sinks"), documents
-        values = recompute(self.attend, *given) if is_selective else self.attend(*given)
+        operands = q, k, v, weights.get(f"{ATTENTION}.sinks"), documents
+        values = recompute(self.attend, *operands) if is_selective else self.attend(*operands)
         if gate is not None:
             values = values * gate.sigmoid()
         return row(weights, self._tp, values, f"{ATTENTION}.o_proj")

@@ -89,9 +89,9 @@ def recompute(run: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
     return apply(_Recomputed, run, *inputs)
 
 
-def as_type_of(x: Tensor, made: Tensor) -> Tensor:
-    """What was made, in the type of x."""
-    return made if made.dtype == x.dtype else made.to(x.dtype)
+def as_type_of(x: Tensor, values: Tensor) -> Tensor:
+    """`values` in the type of x."""
+    return values if values.dtype == x.dtype else values.to(x.dtype)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -97,8 +97,8 @@ def layer_run(weights: Weights, call: LayerCall, x_tbh: Tensor, *documents: Tens
         normed = call.apply_norm(weights, norm, x_tbh)
         for part in parts:
             of_part = documents[number] if number < len(documents) else None
-            made = call.apply_norm(weights, output_norm, part(weights, normed, of_part, call.is_selective))
-            x_tbh = x_tbh + (made if call.residual_scale == 1.0 else made * call.residual_scale)
+            output = call.apply_norm(weights, output_norm, part(weights, normed, of_part, call.is_selective))
+            x_tbh = x_tbh + (output if call.residual_scale == 1.0 else output * call.residual_scale)
             number += 1
     return x_tbh
 

@@ -26,10 +26,10 @@ def mamba_scan(
     logs = (steps * exact(decays_h)[:, None]).cumsum(-1)  # of what is left of a state since the chunk began
     values = values * steps.unsqueeze(-1)
     inside = queries @ keys.mT * _decay(logs) @ values
-    made = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
+    updates = (keys * (logs[..., -1:] - logs).exp().unsqueeze(-1)).mT @ values
     left, read = logs[..., -1].exp()[..., None, None], queries * logs.exp().unsqueeze(-1)
-    state, outputs = torch.zeros_like(made[0]), []
-    for intra, query, rest, more in zip(inside, read, left, made, strict=True):
+    state, outputs = torch.zeros_like(updates[0]), []
+    for intra, query, rest, more in zip(inside, read, left, updates, strict=True):
         outputs.append(intra + query @ state)
         state = rest * state + more
     return _join_chunks(outputs, values_bthv)

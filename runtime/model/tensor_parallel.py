@@ -121,8 +121,8 @@ class RankTpGroup:
 
     def sum_over_ranks(self, x: Tensor) -> Tensor:
         """The ranks' sum, of which each makes something of its own: so are its gradients."""
-        made: Tensor = x if self.group is None else together(_Summed, x, self)
-        return made
+        total: Tensor = x if self.group is None else together(_Summed, x, self)
+        return total
 
     def scatter(self, x_tbh: Tensor) -> Tensor:
         """The ranks' sum [T, B, H], of which each keeps its own tokens [t, B, H]."""
@@ -208,10 +208,10 @@ class _Products(torch.autograd.Function):
         ctx.is_trained, ctx.scale = is_trained, scale
         adapted = [k for k, down in enumerate(downs) if down is not None]
         first = [downs[k].to(x.dtype) for k in adapted]
-        made = _multiply(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
-        products = made[:count]
+        outputs = _multiply(x, ctx.tp, [*weights, *first], [*biases, *[None] * len(first)])
+        products = outputs[:count]
         inners: list[Tensor | None] = [None] * count
-        for k, inner in zip(adapted, made[count:], strict=True):
+        for k, inner in zip(adapted, outputs[count:], strict=True):
             inners[k] = inner.mul_(scale)
             products[k].flatten(0, 1).addmm_(inner.flatten(0, 1), ups[k].to(x.dtype).t())
         reads = is_trained or any(down is not None for down in downs)

@@ -77,11 +77,11 @@ class AllToAll:
         self, parts: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]]
     ) -> list[list[Tensor]]:
         """Give each rank its tensors; from each come some of these shapes."""
-        given = torch.cat([part.reshape(-1) for row in parts for part in row])
+        sent = torch.cat([part.reshape(-1) for row in parts for part in row])
         sizes = [[prod(shape) for shape in row] for row in shapes]
-        came = given.new_empty(sum(map(sum, sizes)))
+        came = sent.new_empty(sum(map(sum, sizes)))
         lengths = [sum(part.numel() for part in row) for row in parts]
-        dist.all_to_all_single(came, given, [sum(row) for row in sizes], lengths, group=self._group)
+        dist.all_to_all_single(came, sent, [sum(row) for row in sizes], lengths, group=self._group)
         flat = iter(came.split_with_sizes([size for row in sizes for size in row]))
         return [[next(flat).view(shape) for shape in row] for row in shapes]
 
@@ -103,12 +103,12 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ways: AllToAll, state_spreads: bool, heads: Sequence[Sequence[Range]], *xs: Tensor
+        ctx: Any, exchange: AllToAll, state_spreads: bool, heads: Sequence[Sequence[Range]], *xs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.ways, ctx.state_spreads, ctx.heads = ways, state_spreads, heads
-        return tuple(ways.spread(heads, xs) if state_spreads else ways.collect(heads, xs))
+        ctx.exchange, ctx.state_spreads, ctx.heads = exchange, state_spreads, heads
+        return tuple(exchange.spread(heads, xs) if state_spreads else exchange.collect(heads, xs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        back = ctx.ways.collect if ctx.state_spreads else ctx.ways.spread
+        back = ctx.exchange.collect if ctx.state_spreads else ctx.exchange.spread
         return None, None, None, *back(ctx.heads, grads)

@@ -117,8 +117,8 @@ def _bucket(number: int, bucket: BucketParts, by_name: Mapping[str, ParameterPar
     size = sum(prod(part.local_shape) for part in bucket.parts)
     multiple = lcm(*map(len, groups)) if bucket.is_sharded else 1
     if block > 1:
-        each = [len(ranks) for ranks, *_ in bucket.between()]
-        multiple = lcm(*map(len, groups)) * lcm(*each) * block
+        sizes = [len(ranks) for ranks, *_ in bucket.between()]
+        multiple = lcm(*map(len, groups)) * lcm(*sizes) * block
     length = -(-size // multiple) * multiple
     places, at = {}, 0
     for part in bucket.parts:

@@ -63,7 +63,7 @@ class _Forward:
 
 
 def _one_after_another(parts: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
-    return lambda x: reduce(lambda made, part: part(made), parts, x)
+    return lambda x: reduce(lambda value, part: part(value), parts, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class StageRunner:
                     case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
                         self._messages.expect(action)
                     case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
-                        made = self._leaving.pop((action.backward, action.stage, action.micro_batch))
-                        self._messages.send(action, made)
+                        tensor = self._leaving.pop((action.backward, action.stage, action.micro_batch))
+                        self._messages.send(action, tensor)
                     case ActionKind.FORWARD:
                         total += self._forward(action, batch)
                     case ActionKind.BACKWARD:

@@ -50,7 +50,7 @@ class SequenceAttention:
         own_group, tokens = layout.groups[g], token_ranges(layout)[g]
         order = sorted(range(len(own_group.devices)), key=lambda place: own_group.devices[place])
         heads = [head_ranges(own_group.heads)[place] for place in order]
-        kv_heads = [kv_range(each, part.heads, part.kv_heads) for each in heads]
+        kv_heads = [kv_range(head_range, part.heads, part.kv_heads) for head_range in heads]
         ranks = tuple(own_group.devices[place] for place in order)
         self._heads, self._kv_heads = heads, kv_heads
         self._all_to_all = AllToAll([tokens[place] for place in order], ranks.index(rank), groups.of(ranks), device)
@@ -128,26 +128,26 @@ class RankSubRing:
         """What of them the group's queries see."""
         return self._blocks[self.source(turn)]
 
-    def begin(self, turn: int, given: Sequence[Tensor]) -> "Passing":
+    def begin(self, turn: int, tensors: Sequence[Tensor]) -> "Passing":
         """Pass tensors [2, B, m, T, D] of a turn on, one for each sub-ring; those of the next turn come."""
         length = self._lengths[self.source(turn + 1)]
-        coming = [x.new_empty(*x.shape[:3], length, x.shape[4]) for x in given]
+        coming = [x.new_empty(*x.shape[:3], length, x.shape[4]) for x in tensors]
         receives = [
             dist.P2POp(dist.irecv, x, ring.before, group=self._group)
             for x, ring in zip(coming, self.sub_rings, strict=True)
         ]
         sends = [
             dist.P2POp(dist.isend, x, ring.after, group=self._group)
-            for x, ring in zip(given, self.sub_rings, strict=True)
+            for x, ring in zip(tensors, self.sub_rings, strict=True)
         ]
-        return Passing(given, coming, dist.batch_isend_irecv(receives + sends))
+        return Passing(tensors, coming, dist.batch_isend_irecv(receives + sends))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Passing:
     """Tensors on their way."""
 
-    given: Sequence[Tensor]
+    sent: Sequence[Tensor]
     coming: Sequence[Tensor]
     works: Sequence[dist.Work]
 
@@ -199,8 +199,8 @@ class _RingAttention(torch.autograd.Function):
         returning: Passing | None = None
         for turn in range(ring.count):
             passing = ring.begin(turn, held) if turn + 1 < ring.count else None
-            made = [torch.zeros_like(kv, dtype=of_queries.dtype) for kv in held]
-            for sub_ring, kv, of_kv in zip(ring.sub_rings, held, made, strict=True):
+            gradients = [torch.zeros_like(kv, dtype=of_queries.dtype) for kv in held]
+            for sub_ring, kv, of_kv in zip(ring.sub_rings, held, gradients, strict=True):
                 keys, values = kv[:, :, sub_ring.meets]
                 for block in ring.blocks(turn):
                     at, seen = slice(*block.queries), slice(*block.keys)
@@ -213,12 +213,12 @@ class _RingAttention(torch.autograd.Function):
                         for head, kv_head in enumerate(sub_ring.meets):
                             of_turn[:, kv_head, seen] += of_block[:, head]
             if returning is not None:
-                made = [mine + other for mine, other in zip(made, returning.end(), strict=True)]
+                gradients = [mine + other for mine, other in zip(gradients, returning.end(), strict=True)]
             if ring.count > 1:
-                returning = ring.begin(turn, [mine.to(q.dtype) for mine in made])
+                returning = ring.begin(turn, [mine.to(q.dtype) for mine in gradients])
             if passing is not None:
                 held = passing.end()
-        home = made if returning is None else returning.end()
+        home = gradients if returning is None else returning.end()
         of_k, of_v = (torch.zeros(x.permute(1, 2, 0, 3).shape, dtype=of_queries.dtype, device=x.device) for x in (k, v))
         for sub_ring, (of_keys, of_values) in zip(ring.sub_rings, home, strict=True):
             of_k[:, sub_ring.kv_heads] += of_keys

@@ -104,8 +104,8 @@ class CellExchange:
             came = apply(_Spread, run(by_expert, arrivals.rows), arrivals.back, arrivals.order, 1, False)
         home = self._exchange(came, copies.came, copies.sent)
         if scales_input:
-            each = apply(_Spread, home, copies.row, copies.source, 1, copies.drops)
-            return each.view(*experts_nk.shape, each.shape[1]).sum(1), extra
+            rows = apply(_Spread, home, copies.row, copies.source, 1, copies.drops)
+            return rows.view(*experts_nk.shape, rows.shape[1]).sum(1), extra
         return apply(_WeightedSum, home, weights_nk, *of_copies), extra
 
     def _all_copies(

@@ -127,8 +127,8 @@ def _check_config(config: Section, adapters: Adapters) -> None:
         ("lora_alpha", config.raw("lora_alpha"), adapters.alpha, "train.lora_alpha"),
         ("target_modules", names, modules, "workload.lora.targets"),
     ]
-    for key, stated, wanted, option in facts:
-        if stated != wanted:
+    for key, value, wanted, option in facts:
+        if value != wanted:
             shown = ", ".join(sorted(wanted)) if isinstance(wanted, set) else f"{wanted:g}"
             config.fail(key, f"is not what {option} states ({shown}); state the same")
     if config.raw("init_lora_weights", None) not in _PLAIN_STARTS:

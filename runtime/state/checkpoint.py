@@ -105,9 +105,9 @@ class TrainedModel:
         section = index.section("adapters")
         with section.building():
             lora = Lora(**section.fields(Lora))
-        alpha, stated = section.number("alpha", above=0, at_most=MAX_ALPHA), section.section("base")
-        base = BaseWeights(stated.raw("path", None), stated.raw("sha256", None))
-        stated.finish()
+        alpha, base_section = section.number("alpha", above=0, at_most=MAX_ALPHA), section.section("base")
+        base = BaseWeights(base_section.raw("path", None), base_section.raw("sha256", None))
+        base_section.finish()
         section.finish()
         return cls(model, optimizer, Adapters(lora, alpha), base)
 
@@ -159,9 +159,9 @@ class Checkpoint:
 
     def check(self) -> None:
         """Every file whole, none beside them, every element of every parameter there once. Raises InputError."""
-        for name, stated in self._files.items():
+        for name, entry in self._files.items():
             path = self._path / name
-            size, digest = stated.integer("bytes", at_least=0, at_most=2**62), stated.text("sha256")
+            size, digest = entry.integer("bytes", at_least=0, at_most=2**62), entry.text("sha256")
             if not path.is_file() or path.stat().st_size != size or _sha256(path) != digest:
                 raise InputError(f"{path}: is missing, truncated or changed; resume from another checkpoint")
         for path in self._path.glob(f"*{SUFFIX}"):

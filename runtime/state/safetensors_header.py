@@ -21,9 +21,9 @@ def header(
     of them begins, in bytes. `about` is what else the file says of itself."""
     entries = list(tensors)
     ends = [0, *accumulate(prod(shape) * dtype.itemsize for _, shape, dtype in entries)]
-    stated: dict[str, Any] = {"__metadata__": {**about, "format": "pt"}}
+    content: dict[str, Any] = {"__metadata__": {**about, "format": "pt"}}
     for (name, shape, dtype), span in zip(entries, pairwise(ends), strict=True):
-        stated[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": span}
-    text = json.dumps(stated).encode()
+        content[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": span}
+    text = json.dumps(content).encode()
     text += b" " * (-len(text) % 8)  # so that tensors are aligned in memory when mapped
     return len(text).to_bytes(8, "little") + text, [8 + len(text) + start for start in ends[:-1]]

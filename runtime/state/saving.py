@@ -183,7 +183,7 @@ class _Writer(HuggingFaceStorageWriter):
             shutil.rmtree(self._writing)
             return
         files = {
-            name: stated for of_rank in results for result in of_rank for name, stated in result.storage_data.items()
+            name: entry for of_rank in results for result in of_rank for name, entry in result.storage_data.items()
         }
         write_index(self._writing, self._trained, self._progress, dict(sorted(files.items())))
         if self._trained.adapters is not None:

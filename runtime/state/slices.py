@@ -60,9 +60,9 @@ class Slices(Tensor):
     def __new__(cls, shape: tuple[int, ...], parts: Mapping[tuple[int, ...], Tensor]) -> "Slices":
         """Of `parts` there is one at least."""
         example = next(iter(parts.values()))
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=example.dtype)
-        made.parts = {torch.Size(start): part for start, part in parts.items()}
-        return made
+        wrapper = Tensor._make_wrapper_subclass(cls, shape, dtype=example.dtype)
+        wrapper.parts = {torch.Size(start): part for start, part in parts.items()}
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -230,14 +230,14 @@ StoredShape = tuple[str, tuple[int, ...]]  # of a tensor, by name
 def _group_by_file(shapes: list[StoredShape], itemsize: int, shard_bytes: int) -> list[list[StoredShape]]:
     """The tensors of each file: in order, as many as fit."""
     files: list[list[StoredShape]] = []
-    room = 0
+    left_bytes = 0
     for name, shape in shapes:
         size = prod(shape) * itemsize
-        if not files or size > room:
+        if not files or size > left_bytes:
             files.append([])
-            room = shard_bytes
+            left_bytes = shard_bytes
         files[-1].append((name, shape))
-        room -= size
+        left_bytes -= size
     return files
 
 

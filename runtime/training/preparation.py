@@ -41,10 +41,10 @@ def resumed_progress(
         _training_facts(trained.optimizer, trained.lora),
         _training_facts(workload.optimizer, workload.adapters),
     )
-    for name, stated in wanted.items():
-        if facts[name] != stated:
+    for name, value in wanted.items():
+        if facts[name] != value:
             raise InputError(
-                f"train.resume: {checkpoint} was trained with workload.{name}={facts[name]}, not {stated}, and lacks "
+                f"train.resume: {checkpoint} was trained with workload.{name}={facts[name]}, not {value}, and lacks "
                 f"what that goes on from; state workload.{name}={facts[name]}, or start a run of its own"
             )
     stored.check()
@@ -68,9 +68,9 @@ def adapter_start(
     Raises InputError where they are others than there, or where nothing has adapters.
     """
     if problem.workload.adapters is None:
-        for what, stated in (("adapter", adapter), ("lora_alpha", alpha)):
-            if stated is not None:
-                shown = f"{stated:g}" if isinstance(stated, float) else stated
+        for what, value in (("adapter", adapter), ("lora_alpha", alpha)):
+            if value is not None:
+                shown = f"{value:g}" if isinstance(value, float) else value
                 raise InputError(f"train.{what}: {shown} goes with workload.training=lora only; state that too")
         return weights, None
     if resume is not None and adapter is not None:

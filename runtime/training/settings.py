@@ -68,10 +68,10 @@ class TrainingRun:
         section = Section(data, where)
         settings = dict(section.raw("settings"))
         adam, experts = AdamW(**settings.pop("adam")), ExpertTraining(**settings.pop("experts"))
-        given = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
+        texts = {key: section.text(key) for key in ("plan", "tokens", "checkpoints")}
         optional = ("validation", "resume", "weights", "adapter")
-        given |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
-        paths = {key: Path(text) for key, text in given.items()}
+        texts |= {key: text for key in optional if (text := section.raw(key, None)) is not None}
+        paths = {key: Path(text) for key, text in texts.items()}
         device, float64 = section.text("device", choices=("auto", "cpu", "cuda")), section.flag("float64")
         return cls(
             section.text("run"),

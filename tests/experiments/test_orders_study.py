@@ -25,7 +25,7 @@ def fits(order: StageOrder, pipeline: SmallPipeline, stage: int, split: bool) ->
     stored, late = pipeline.activations[stage], pipeline.late[stage] if split else 0
     change = {FORWARD: stored, BACKWARD: late - stored, WEIGHTS: -late}
     taken = itertools.accumulate(change[kind] for kind, _ in order)
-    return max(taken) <= pipeline.room[stage]
+    return max(taken) <= pipeline.capacity[stage]
 
 
 def replay(orders: Sequence[StageOrder], pipeline: SmallPipeline, split: bool) -> int | None:
@@ -77,9 +77,9 @@ def tiny(rng: random.Random) -> SmallPipeline:
 
     activations = draw(5, least=2)
     late = tuple(rng.randint(1, stored) for stored in activations)
-    room = (2 * activations[0] + rng.randint(0, 5), rng.randint(1, 2) * activations[1] + rng.randint(0, 5))
+    capacity = (2 * activations[0] + rng.randint(0, 5), rng.randint(1, 2) * activations[1] + rng.randint(0, 5))
     times = draw(9, least=1), draw(9, least=1), draw(9, least=1)
-    return SmallPipeline(2, *times, draw(9, 1), draw(9, 1), room, activations, late)
+    return SmallPipeline(2, *times, draw(9, 1), draw(9, 1), capacity, activations, late)
 
 
 @BOTH

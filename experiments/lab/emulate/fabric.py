@@ -175,7 +175,7 @@ class Fabric:
             for where in [f"{side} {address}/32" for address in addresses] or ["src 198.18.0.0/15"]:
                 lines.append(f"{match} prio 2 u32 match ip {where} flowid 1:{number}")
         if len(lines) > before:
-            _run("tc", "-n", namespace, "-batch", "-", given="\n".join(lines))
+            _run("tc", "-n", namespace, "-batch", "-", stdin="\n".join(lines))
 
 
 def _subnet(machine: int) -> str:
@@ -192,11 +192,11 @@ def _remove(names: Iterable[str]) -> None:
 
 
 def _batch(namespace: str, lines: Sequence[str]) -> None:
-    _run("ip", "-n", namespace, "-batch", "-", given="\n".join(lines))
+    _run("ip", "-n", namespace, "-batch", "-", stdin="\n".join(lines))
 
 
-def _run(*words: str, given: str = "") -> None:
-    done = subprocess.run(words, input=given, capture_output=True, text=True)
+def _run(*words: str, stdin: str = "") -> None:
+    done = subprocess.run(words, input=stdin, capture_output=True, text=True)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
         raise InputError(f"emulate.network: {' '.join(words[:4])} failed ({why}); take emulate.network=false")

@@ -61,12 +61,12 @@ class Links:
         count, of = len(ranks), tuple(self._names[rank] for rank in ranks)
 
         def gather(whole: Tensor) -> None:
-            each = len(whole) // count
-            dist.all_gather_single(whole[: each * count], whole[:each].clone(), group=group)
+            shard_size = len(whole) // count
+            dist.all_gather_single(whole[: shard_size * count], whole[:shard_size].clone(), group=group)
 
         def scatter(whole: Tensor) -> None:
-            each = len(whole) // count
-            dist.reduce_scatter_single(whole.new_empty(each), whole[: each * count], group=group)
+            shard_size = len(whole) // count
+            dist.reduce_scatter_single(whole.new_empty(shard_size), whole[: shard_size * count], group=group)
 
         def agree(runs: Tensor) -> None:
             dist.broadcast(runs, ranks[0], group=group)

@@ -96,16 +96,16 @@ def inter_machine(
     if not machine_links:
         return None, []
     common = usual(list(machine_links.values()))
-    stated = []
+    unusual = []
     for (a, b), there in machine_links.items():
         back = machine_links.get((b, a))
         if back is not None and not _differs(there, back):
             both = usual([there, back])
             if a < b and _differs(both, common):
-                stated.append({"between": [a, b], **_link_entry(both)})
+                unusual.append({"between": [a, b], **_link_entry(both)})
         elif _differs(there, common):
-            stated.append({"from": a, "to": b, **_link_entry(there)})
-    return _link_entry(common), stated
+            unusual.append({"from": a, "to": b, **_link_entry(there)})
+    return _link_entry(common), unusual
 
 
 def _link_entry(link: Channel) -> dict[str, float]:

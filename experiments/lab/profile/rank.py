@@ -150,8 +150,8 @@ def _measure_links(devices: Sequence[Device], links: Links, tell: Callable[[str]
     while degree <= max(map(len, machines.values())):
         tell(f"collectives of {degree} devices")
         groups = [tuple(ranks[:degree]) for ranks in machines.values() if len(ranks) >= degree]
-        made = [dist.new_group(list(members), timeout=_TIMEOUT) for members in groups]
-        for members, group in zip(groups, made, strict=True):
+        process_groups = [dist.new_group(list(members), timeout=_TIMEOUT) for members in groups]
+        for members, group in zip(groups, process_groups, strict=True):
             points += links.collectives(members, group)
         dist.barrier()
         degree *= 2
@@ -172,6 +172,6 @@ def _gather(value: Any, place: ProcessPlace) -> list[Any]:
     """What every rank says, on every rank."""
     if place.size == 1:
         return [value]
-    told: list[Any] = [None] * place.size
-    dist.all_gather_object(told, value)
-    return told
+    values: list[Any] = [None] * place.size
+    dist.all_gather_object(values, value)
+    return values

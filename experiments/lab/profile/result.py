@@ -102,11 +102,9 @@ def _entry_of(base: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _agree(entry: Mapping[str, Any], name: str, gpu: str | None, num_gpus: int) -> None:
     for key, measured in (("gpu", gpu), ("num_gpus", num_gpus)):
-        stated = entry.get(key)
-        if stated is not None and measured is not None and stated != measured:
-            raise InputError(
-                f"profile.base: {name} has {key} {stated}, measured {measured}; correct it, or measure all"
-            )
+        value = entry.get(key)
+        if value is not None and measured is not None and value != measured:
+            raise InputError(f"profile.base: {name} has {key} {value}, measured {measured}; correct it, or measure all")
 
 
 def _fill_base(
@@ -130,36 +128,36 @@ def _fill_base(
             for key in ("intra_bandwidth_gb_per_s", "intra_latency_us"):
                 if entry.get(key, 0) is None:
                     del entry[key]
-        stated = [dict(link) for link in entry.get("intra_links", ())]
-        for link in stated:
+        intra_links = [dict(link) for link in entry.get("intra_links", ())]
+        for link in intra_links:
             _fill(link, pair_of(part, link["between"], channels_by_rank) or {})
         if open_rate:  # then what is not usual counts against the rate that was measured
-            known = [sorted(link["between"]) for link in stated]
-            stated += [link for link in measured.get("intra_links", ()) if link["between"] not in known]
-        if stated:
-            entry["intra_links"] = stated
+            known = [sorted(link["between"]) for link in intra_links]
+            intra_links += [link for link in measured.get("intra_links", ()) if link["between"] not in known]
+        if intra_links:
+            entry["intra_links"] = intra_links
     cluster["gpus"] = _gpus(base.get("gpus", {}), gpus)
     inter = dict(base.get("inter_machine", {}))
     if inter:
         _fill(inter, across or {})
         cluster["inter_machine"] = inter
-    stated = [dict(link) for link in base.get("links", ())]
-    ends = [_ends(link) for link in stated]
+    base_links = [dict(link) for link in base.get("links", ())]
+    ends = [_ends(link) for link in base_links]
     for link in links:
         if _ends(link) in ends:
-            _fill(stated[ends.index(_ends(link))], link)
+            _fill(base_links[ends.index(_ends(link))], link)
         elif base.get("inter_machine", {}).get("bandwidth_gb_per_s", 0) is None:
-            stated.append(dict(link))
-    if stated:
-        cluster["links"] = stated
+            base_links.append(dict(link))
+    if base_links:
+        cluster["links"] = base_links
     return cluster
 
 
-def _gpus(stated: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+def _gpus(base: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Measured types; what the file states of them stays."""
-    merged = dict(stated)
+    merged = dict(base)
     for name, entry in measured.items():
-        stated_entry = dict(stated.get(name, {}))
+        stated_entry = dict(base.get(name, {}))
         efficiency = {**entry["efficiency"], **stated_entry.get("efficiency", {})}
         merged[name] = {**entry, **stated_entry, "efficiency": efficiency}
     return merged

@@ -40,24 +40,26 @@ def types_of(measured: Measurement) -> list[Type]:
         gpu = match(device.product, device.total_bytes).gpu if device.is_gpu else None
         kind = (gpu,) if gpu is not None else (device.is_gpu, device.product, device.threads, device.precision)
         kinds.setdefault(kind, []).append(rank)
-    taken: set[str] = set()
+    used_names: set[str] = set()
     types = []
     for ranks in kinds.values():
         device = measured.devices[ranks[0]]
-        name = _name(device, taken)
-        taken.add(name)
+        name = _name(device, used_names)
+        used_names.add(name)
         types.append(_type(name, tuple(ranks), measured))
     return types
 
 
-def _name(device: Device, taken: set[str]) -> str:
+def _name(device: Device, used_names: set[str]) -> str:
     if not device.is_gpu:
         name = CPU
     else:
         words = [word for word in re.findall(r"[a-z0-9]+", device.product.lower()) if word != "nvidia"]
         name = match(device.product, device.total_bytes).gpu or "_".join(words) or "gpu"
     return next(
-        candidate for k in range(1, len(taken) + 2) if (candidate := name if k == 1 else f"{name}_{k}") not in taken
+        candidate
+        for k in range(1, len(used_names) + 2)
+        if (candidate := name if k == 1 else f"{name}_{k}") not in used_names
     )
 
 

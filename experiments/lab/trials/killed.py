@@ -71,8 +71,8 @@ def kill_rank(folder: Path, machine: Machine, model: ModelSpec, workload: Worklo
     problem = Problem(_apart(machine, _RANKS), model, workload)
     half, share = model.num_layers // 2, workload.global_batch // 2
     stages = Stage.of((0,), 0, half), Stage.of((_VICTIM,), half, model.num_layers)
-    beside = Pipeline((Stage.of((2,), 0, model.num_layers),), workload.global_batch - share)
-    plan = Plan((Pipeline(stages, share), beside), ONE_F_ONE_B, Sharding(1))
+    replica = Pipeline((Stage.of((2,), 0, model.num_layers),), workload.global_batch - share)
+    plan = Plan((Pipeline(stages, share), replica), ONE_F_ONE_B, Sharding(1))
     folder.mkdir(parents=True, exist_ok=True)
     tokens, path = folder / "tokens.npy", folder / "plan.json"
     np.save(tokens, np.random.default_rng(0).integers(model.vocab_size, size=64 * workload.tokens).astype(np.int32))
@@ -129,8 +129,11 @@ class _Training:
         end_s = self._end_s.result()
         if end_s is None:
             return f"processes were left {_MOST_S:.0f} s after {victim} was killed", None
-        told = victim in line and "\n" not in line
-        return None if told else f"{victim} was killed, and the run said: {line or 'nothing'}", end_s - self._killed_s
+        names_victim = victim in line and "\n" not in line
+        return (
+            None if names_victim else f"{victim} was killed, and the run said: {line or 'nothing'}",
+            end_s - self._killed_s,
+        )
 
     def _kill(self) -> None:
         self._killed_s = time.monotonic()

@@ -37,7 +37,7 @@ def trial_plans(cluster: Cluster, single: list[ModelSpec], several: ModelSpec, w
     tried = [(f"{model.name}, 1 device", model, _stages_of([(0,)])) for model in single]
     tried += [
         (f"{several.name}, {name}", several, plan_of)
-        for name, plan_of in _ways(cluster.num_devices, several.num_layers)
+        for name, plan_of in _layouts(cluster.num_devices, several.num_layers)
     ]
     trials = []
     for name, model, plan_of in tried:
@@ -58,7 +58,7 @@ def _cut_to_fit(problem: Problem, plan_of: PlanOf) -> Problem | None:
     return None
 
 
-def _ways(num_devices: int, num_layers: int) -> Iterator[tuple[str, PlanOf]]:
+def _layouts(num_devices: int, num_layers: int) -> Iterator[tuple[str, PlanOf]]:
     if num_devices < 2:
         return
     yield "2 stages", _stages_of([(0,), (1,)])

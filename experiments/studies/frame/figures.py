@@ -83,16 +83,16 @@ def spread(count: int, width: float) -> Sequence[float]:
 
 def relative_bars(ax: Axes, ratios: pd.DataFrame) -> None:
     """One group of bars per row of `ratios`, one bar per column; NaN means that there is no plan."""
-    crowded = ratios.size > _UPRIGHT
-    without = "no plan" if crowded else "no\nplan"
+    is_crowded = ratios.size > _UPRIGHT
+    without = "no plan" if is_crowded else "no\nplan"
     for k, (offset, label) in enumerate(zip(spread(len(ratios.columns), _GROUP), ratios, strict=True)):
         heights = ratios[label]
         middles = [x + offset for x in range(len(ratios))]
         bars = ax.bar(middles, heights.fillna(0.0), _BAR * _GROUP / len(ratios.columns), color=hue(k), label=label)
         texts = [without if pd.isna(ratio) else f"{ratio:.2f}" for ratio in heights]
-        ax.bar_label(bars, texts, fontsize=7.5, padding=2 if crowded else 1, rotation=90 if crowded else 0)
+        ax.bar_label(bars, texts, fontsize=7.5, padding=2 if is_crowded else 1, rotation=90 if is_crowded else 0)
     ax.set_xticks(range(len(ratios)), list(ratios.index), fontsize=9)
-    ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if crowded else 1.05))
+    ax.set_ylim(0, ax.get_ylim()[1] * (1.1 if is_crowded else 1.05))
 
 
 def row_bars(ax: Axes, shares: pd.DataFrame) -> None:

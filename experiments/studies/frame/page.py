@@ -124,7 +124,9 @@ def conditions(specs: Sequence[SearchSpec], rows: pd.DataFrame, command: str) ->
     study."""
     problems = list({problem_sha256(spec.problem): spec.problem for spec in specs}.values())
     limits = rows.groupby("solver", sort=False)["time_limit_s"].unique()
-    budgets = [f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(those))} s" for solver, those in limits.items()]
+    budgets = [
+        f"{solver} {' / '.join(f'{limit:g}' for limit in sorted(limits_s))} s" for solver, limits_s in limits.items()
+    ]
     steps = sorted({spec.job.budget.max_steps or 0 for spec in specs} - {0})
     budgets += [f"but the searches end after {' or '.join(map(str, steps))} steps"] if steps else []
     code = ", ".join(dict.fromkeys(text[:8] for text in rows["code"]))

@@ -80,11 +80,11 @@ def hardware(problems: Iterable[Problem]) -> list[str]:
 
 
 def _machines(cluster: Cluster, precision: str) -> str:
-    def alike(machine: Machine) -> tuple[str, int, float]:
+    def kind_of(machine: Machine) -> tuple[str, int, float]:
         return machine.gpu.name, machine.num_gpus, machine.intra_bandwidth_bytes_per_s
 
     parts = []
-    for (gpu, size, inside), group in groupby(cluster.machines, key=alike):
+    for (gpu, size, inside), group in groupby(cluster.machines, key=kind_of):
         machines = list(group)
         flops = machines[0].gpu.peak_flops(precision)
         peak = f"{flops / TFLOP:g} TFLOPS" if flops else f"no {precision}"

@@ -32,8 +32,8 @@ def ticks_of_plans(pipeline: SmallPipeline, split: bool) -> float:
     most = [pipeline.most_depth(s) for s in range(pipeline.num_stages)]
 
     def deeper(share: float) -> Ticks | None:
-        asked = round_trip_depths(seconds, late_s, messages_s, pipeline.num_micro_batches, most, share)
-        depths = tuple(map(max, asked, usual))
+        wanted_depths = round_trip_depths(seconds, late_s, messages_s, pipeline.num_micro_batches, most, share)
+        depths = tuple(map(max, wanted_depths, usual))
         return None if depths == usual else depths
 
     usual_ticks = clock_ticks(pipeline, split, usual)

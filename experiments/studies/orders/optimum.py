@@ -108,7 +108,7 @@ class ScheduleModel:
                 size = model.new_int_var(0, self._latest, f"{name}_for")
                 intervals.append(model.new_interval_var(begin, size, self._end_of(last, stage, k), name))
                 demands.append(demand)
-        model.add_cumulative(intervals, demands, pipeline.room[stage])
+        model.add_cumulative(intervals, demands, pipeline.capacity[stage])
         depth = pipeline.most_depth(stage)
         for k in range(depth, pipeline.num_micro_batches):  # implied
             model.add(self._begins[forward, stage, k] >= self._end_of(backward, stage, k - depth))

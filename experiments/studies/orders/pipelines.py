@@ -22,8 +22,8 @@ class SmallPipeline:
     of weights) ticks each [stages]; a message to the next stage takes `ahead`, one to the stage before `back` ticks
     [stages - 1].
 
-    Of its `room` a stage takes `activations` for a micro-batch in flight, and `late` for one whose gradients of weights
-    are put off [stages]: `late` is at most `activations`, and the micro-batches in flight of 1F1B fit.
+    Of its `capacity` a stage takes `activations` for a micro-batch in flight, and `late` for one whose gradients of
+    weights are put off [stages]: `late` is at most `activations`, and the micro-batches in flight of 1F1B fit.
     """
 
     num_micro_batches: int
@@ -32,7 +32,7 @@ class SmallPipeline:
     weights: Ticks
     ahead: Ticks
     back: Ticks
-    room: Ticks
+    capacity: Ticks
     activations: Ticks
     late: Ticks
 
@@ -48,7 +48,7 @@ class SmallPipeline:
     @property
     def by_stage(self) -> tuple[Ticks, ...]:
         """The fields that have a number for each stage, in their order."""
-        return self.forward, self.backward, self.weights, self.room, self.activations, self.late
+        return self.forward, self.backward, self.weights, self.capacity, self.activations, self.late
 
     @property
     def usual_depths(self) -> Ticks:
@@ -57,7 +57,7 @@ class SmallPipeline:
 
     def most_depth(self, stage: int) -> int:
         """How many micro-batches fit in flight."""
-        return min(self.num_micro_batches, self.room[stage] // self.activations[stage])
+        return min(self.num_micro_batches, self.capacity[stage] // self.activations[stage])
 
 
 def random_pipeline(rng: random.Random) -> SmallPipeline:
@@ -93,9 +93,9 @@ def _place(pipeline: SmallPipeline, split: bool, depths: Ticks | None) -> Placed
     assert list(depths) == sorted(depths, reverse=True), f"depths {depths} rise, so that stages wait for ever"
     schedule = SPLIT_SCHEDULES[0] if split else ONE_F_ONE_B
     chunk_s, late = [], []
-    for f, b, w, room, a, q in zip(*pipeline.by_stage, strict=True):
+    for f, b, w, capacity, a, q in zip(*pipeline.by_stage, strict=True):
         chunk_s.append(((float(f), float(b), float(w)) if split else (float(f), float(b + w)),))
-        late.append(LateWeights((1,), float(w), Footprint((a / room,), q / room, 0.0, 0.0)))
+        late.append(LateWeights((1,), float(w), Footprint((a / capacity,), q / capacity, 0.0, 0.0)))
     samples = ((1,),) * p
     links = executor_links(samples, wraps=False)
     message_s = [
