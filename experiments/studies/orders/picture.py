@@ -49,11 +49,12 @@ def draw_ratios(compared: pd.DataFrame) -> Figure:
     `compare`."""
     figure = canvas.new_figure(7, 3.6, layout="constrained")
     ax = plain(figure.subplots())
-    for k, ((backwards, depth), rows) in enumerate(compared.groupby(["backwards", "in flight"], sort=False)):
+    kinds, rules = ([*dict.fromkeys(compared[column])] for column in ("backwards", "in flight"))
+    for (backwards, rule), rows in compared.groupby(["backwards", "in flight"], sort=False):
         above = sorted(100 * (rows["ratio"] - 1))
         shares = [100 * (number + 1) / len(above) for number in range(len(above))]
-        label, dashes = f"{backwards} backwards, {depth} depths", "-" if k % 2 else ":"
-        ax.step([0.0, *above], [0.0, *shares], dashes, where="post", color=hue(k // 2), label=label)
+        dashes, colour = ("-", ":")[kinds.index(backwards)], hue(rules.index(rule))
+        ax.step([0.0, *above], [0.0, *shares], dashes, where="post", color=colour, label=f"{backwards}, {rule}")
     ax.set(xlabel="longer than the optimal schedule (%)", ylabel="pipelines (%)", ylim=(0, 102), xlim=(0, None))
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.legend(frameon=False, fontsize=8, title="backwards, in flight", title_fontsize=8, loc="lower right")
     return figure
