@@ -13,7 +13,7 @@ from rich.progress import Progress
 from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.reports.validation import draw_validation, errors_table, left_out_table, validation_csv
-from experiments.validation.cases import Given
+from experiments.validation.cases import Measurements
 from experiments.validation.errors import held_out_lines, write_errors
 from experiments.validation.features import states_feature
 from experiments.validation.own import price_trials
@@ -75,7 +75,7 @@ def _notes(path: Path, rows: Sequence[Row]) -> Iterator[str]:
     yield from Ledger(str(path), dict.fromkeys(sorted(columns)), Vocabulary(harmless)).notes()
 
 
-def _measurements(job: Job) -> Given:
+def _measurements(job: Job) -> Measurements:
     """The measurements to predict with. Raises InputError."""
     config, shipped = job.config.validate, shipped_measurements()
     profile, network = shipped.profile, shipped.network
@@ -83,7 +83,7 @@ def _measurements(job: Job) -> Given:
         profile = Profile(tuple(entry for name in config.profiles for entry in read_profile(Path(name)).entries))
     if config.network is not None:
         network = sailor_network(Path(config.network)) if config.network else None
-    return Given(profile, network)
+    return Measurements(profile, network)
 
 
 if __name__ == "__main__":

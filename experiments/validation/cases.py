@@ -46,7 +46,7 @@ _MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
-class Given:
+class Measurements:
     """Measurements of layers and of links with which rows are predicted."""
 
     profile: Profile
@@ -66,7 +66,7 @@ class _Degrees:
     sharing: int = 1
 
 
-def case_of(row: Row, measurements: Given) -> Case:
+def case_of(row: Row, measurements: Measurements) -> Case:
     """The case of a row. Raises InexpressibleError with the reason where no problem or plan expresses the row.
 
     Where the micro-batch size, the recompute policy, the number of layer ranges or Megatron's ZeRO stage is blank, the
@@ -88,7 +88,7 @@ def case_of(row: Row, measurements: Given) -> Case:
     return cases[min(range(len(cases)), key=lambda k: costs[k].objective if fits else costs[k].step_time_s)]
 
 
-def _cases(row: Row, measurements: Given, adapters: Lora | None) -> list[Case]:
+def _cases(row: Row, measurements: Measurements, adapters: Lora | None) -> list[Case]:
     """One case for every combination of choices that the row leaves open."""
     degrees = _degrees(row)
     published = cluster_of(row, fused_attention=not stores_scores(row), fits=measurements.network)

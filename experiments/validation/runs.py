@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.reports.validation import Errors, Prediction
-from experiments.validation.cases import Given, case_of
+from experiments.validation.cases import Measurements, case_of
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, process_ratios, reserved_ratios
 from experiments.validation.metrics import in_metric, step_time_s
@@ -18,10 +18,10 @@ from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import shipped_measurements
 from hexiopt.cost.cost import Cost
 from hexiopt.numbers.constants import constant_values
+from hexiopt.numbers.errors import MANY_TOKENS
 
 FAMILY = 8  # least number of rows for a meaningful ρ
 GPU_TYPE = 10  # least number of rows for a summary of a GPU type
-_MANY_TOKENS = 1024  # of a micro-batch, from which on the host does not bind an eager trainer
 _PEAKS = ("of tensors", allocated_ratios), ("of the allocator", reserved_ratios), ("of the process", process_ratios)
 
 
@@ -37,7 +37,7 @@ class Runs:
     def of(
         cls,
         path: Path,
-        measurements: Given | None = None,
+        measurements: Measurements | None = None,
         track: Callable[[Sequence[Row]], Iterable[Row]] = iter,
         every: int = 1,
     ) -> "Runs":
@@ -46,9 +46,7 @@ class Runs:
 
         Raises InputError where the file is wrong.
         """
-        if measurements is None:
-            shipped = shipped_measurements()
-            measurements = Given(shipped.profile, shipped.network)
+        measurements = measurements or shipped_measurements()
         rows = read_rows(path)[::every]
         results = [_predict(row, measurements) for row in track(rows)]
         return cls(rows, [prediction for prediction, _ in results], [priced for _, priced in results if priced])
@@ -114,7 +112,7 @@ def layer_errors() -> list[Errors]:
     return [_errors("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in group]))) for kind, group in named]
 
 
-def _predict(row: Row, measurements: Given) -> tuple[Prediction, tuple[Case, Cost] | None]:
+def _predict(row: Row, measurements: Measurements) -> tuple[Prediction, tuple[Case, Cost] | None]:
     facts = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, measurements)
@@ -148,8 +146,8 @@ def _rho(known: Sequence[Predicted]) -> float | None:
 
 def _size(case: Case) -> tuple[str, str]:
     tokens = case.problem.workload.seq_len * case.plan.pipelines[0].micro_batch_size
-    few = "fewer than" if tokens < _MANY_TOKENS else "at least"
-    return f"micro-batches of {few} {_MANY_TOKENS:,} tokens", case.row.gpu
+    few = "fewer than" if tokens < MANY_TOKENS else "at least"
+    return f"micro-batches of {few} {MANY_TOKENS:,} tokens", case.row.gpu
 
 
 def _training_suffix(case: Case) -> str:

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from experiments.validation.cases import Given
+from experiments.validation.cases import Measurements
 from hexiopt.files.link_files import sailor_network
 from hexiopt.files.profile_files import read_profile
 
@@ -15,8 +15,8 @@ HELD_OUT = DATA / "held_out_runs.csv"  # no constant was fitted to these
 
 
 @cache
-def shipped_measurements() -> Given:
+def shipped_measurements() -> Measurements:
     """Sailor's layer profiles and network fits."""
-    return Given(
+    return Measurements(
         read_profile(DATA / "sailor" / "layer_profiles.json"), sailor_network(DATA / "sailor" / "network.json")
     )

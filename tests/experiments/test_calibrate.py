@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from experiments.calibrate import FREE, calibration_yaml, fit
-from experiments.validation.cases import Given, case_of
+from experiments.validation.cases import Measurements, case_of
 from experiments.validation.metrics import in_metric
 from experiments.validation.predict import Case, predict
 from experiments.validation.rows import read_rows
@@ -23,7 +23,7 @@ LINES = (50, 53, 57, 61, 71, 74, 81, 86)  # FSDP on A100, short and long sequenc
 
 def test_a_fit_finds_the_constants_that_made_the_figures() -> None:
     truth = {free.name: free.start for free in FREE} | {"ampere_gemm_max": 0.7, "memory_traffic": 2.4}
-    cases = [case_of(row, Given(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
+    cases = [case_of(row, Measurements(NOTHING_MEASURED, None)) for row in read_rows(RUNS) if row.line in LINES]
     assert len(cases) == len(LINES)
     made = [_with_value(case, in_metric(case, predict(case, truth).step_time_s)) for case in cases]
     fitted = fit(made, prior=0.005)
@@ -58,7 +58,9 @@ def test_rows_of_ones_own_join_the_fit(hexiopt: Run, tmp_path: Path, monkeypatch
     (row,) = (row for row in read_rows(RUNS) if row.line == LINES[0])
     cells = dict(zip(header, lines[row.line - 2], strict=True))
     assert float(cells["value"]) == row.value
-    cases = [case_of(other, Given(NOTHING_MEASURED, None)) for other in read_rows(RUNS) if other.line in LINES[1:3]]
+    cases = [
+        case_of(other, Measurements(NOTHING_MEASURED, None)) for other in read_rows(RUNS) if other.line in LINES[1:3]
+    ]
     fits = {}
     for name, ratio in (("same", 1.0), ("faster", 0.8)):
         with (tmp_path / "own.csv").open("w", newline="", encoding="utf-8") as file:
@@ -72,7 +74,7 @@ def test_rows_of_ones_own_join_the_fit(hexiopt: Run, tmp_path: Path, monkeypatch
 
         def cases_of(path: Path, asked: list[Path] = asked) -> list[Case]:
             asked.append(path)
-            given = Given(NOTHING_MEASURED, None)
+            given = Measurements(NOTHING_MEASURED, None)
             return cases if path == RUNS else [case_of(other, given) for other in read_rows(path)]
 
         monkeypatch.setattr("experiments.calibrate._cases", cases_of)

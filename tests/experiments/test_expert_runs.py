@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from experiments.validation.cases import Given, case_of
+from experiments.validation.cases import Measurements, case_of
 from experiments.validation.expert_models import expert_model
 from experiments.validation.memory import allocated_ratios
 from experiments.validation.metrics import step_time_s
@@ -28,7 +28,7 @@ from hexiopt.problem.workload import Workload
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.units import GIB
 
-NOTHING = Given(NOTHING_MEASURED, None)
+NOTHING = Measurements(NOTHING_MEASURED, None)
 
 
 @cache

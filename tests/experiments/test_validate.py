@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from experiments.validation.cases import Given, case_of
+from experiments.validation.cases import Measurements, case_of
 from experiments.validation.clusters import gpu_of, machines_of
 from experiments.validation.features import unpriced_features
 from experiments.validation.metric_names import METRICS
@@ -67,7 +67,7 @@ PLAIN = Row(
         "others": {},
     }
 )
-NOTHING = Given(NOTHING_MEASURED, None)
+NOTHING = Measurements(NOTHING_MEASURED, None)
 
 
 def case(**changes: Any) -> Case:
