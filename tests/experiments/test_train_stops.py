@@ -88,7 +88,7 @@ def told_events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | str]:
         for event in events:
             if event == CTRL_C:
                 interrupt.pressed = True
-                assert stop.asked()
+                assert stop.must_stop()
                 return
             if isinstance(event, str):
                 (run.checkpoints / event).mkdir(parents=True)
