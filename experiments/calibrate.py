@@ -28,8 +28,7 @@ from experiments.app.common import Job
 from experiments.measure.calibrate_runs import calibrate_runs
 from experiments.validation.cases import case_of
 from experiments.validation.layers import MeasuredLayer, fitted_layers, predicted_s
-from experiments.validation.metrics import in_metric
-from experiments.validation.predict import Case, link_constants, predict
+from experiments.validation.predict import Case, in_metric, link_constants, predict
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Scored, gpu_types, group_by, is_fitted
 from experiments.validation.shapes import InexpressibleError

@@ -14,7 +14,6 @@ from experiments.app.cli import main
 from experiments.app.common import Job
 from experiments.reports.validation import draw_validation, errors_table, left_out_table, validation_csv
 from experiments.validation.cases import Measurements
-from experiments.validation.errors import held_out_lines, write_errors
 from experiments.validation.features import states_feature
 from experiments.validation.own import price_trials
 from experiments.validation.rows import Row
@@ -41,7 +40,7 @@ def run(job: Job) -> float:
         raise InputError(f"{path}: none of its {len(runs.rows)} rows can be predicted: {reasons}")
     job.write("validation.csv", validation_csv(runs.predictions))
     if job.config.validate.errors:
-        write_errors(Path(job.config.validate.errors), path, runs.priced)
+        runs.write_errors(Path(job.config.validate.errors), path)
     title = f"By source, GPU and precision (ρ of the worst family of {FAMILY} rows or more)"
     job.show(errors_table(runs.by_source(), title))
     for errors, title in (
@@ -56,7 +55,7 @@ def run(job: Job) -> float:
     if runs.skipped_lines:
         job.show("", left_out_table(runs.skipped_lines))
     job.show(*(f"note: {note}" for note in _notes(path, runs.rows)))
-    job.show("", *held_out_lines(runs.priced))
+    job.show("", *runs.held_out_lines())
     overall = Scored.of(runs.predicted_metrics)
     job.show("", f"{len(runs.priced)} of {len(runs.rows)} rows predicted: mean error {overall.mean_percent:.1f} %.")
     written = ["validation.csv"]

@@ -112,14 +112,9 @@ class SolverConfig:
 
     def options(self) -> dict[str, Any]:
         """The solver's parameters that differ from their defaults, as `solvers.registry.make_solver` takes them."""
-        parameters = [
-            parameter for parameter in fields(self) if parameter.name not in ("name", "time_limit_s", "max_steps")
-        ]
-        return {
-            parameter.name: getattr(self, parameter.name)
-            for parameter in parameters
-            if getattr(self, parameter.name) != _default(parameter)
-        }
+        parameters = {key.name: _default(key) for key in fields(self)}
+        values = {name: getattr(self, name) for name in parameters if name not in ("name", "time_limit_s", "max_steps")}
+        return {name: value for name, value in values.items() if value != parameters[name]}
 
 
 def _default(parameter: Field[Any]) -> Any:

@@ -71,9 +71,8 @@ def with_formulas(markdown: str) -> str:
             return match["code"]
         display = "block" if match["block"] else "inline"
         mathml = convert(match["block"] or match["inline"], display=display)
-        return (
-            mathml if match["block"] else f"<span>{mathml}</span>"
-        )  # else a line that begins with it would be a block
+        # Else a line that begins with a formula would be a block.
+        return mathml if match["block"] else f"<span>{mathml}</span>"
 
     return "".join(part if fenced else _FORMULA.sub(draw_formula, part) for fenced, part in _fences(markdown))
 

@@ -160,16 +160,11 @@ def _ask(cfg: DictConfig, loader: ConfigLoader) -> None:
     if str(sweeper.get("_target_", "")).endswith("BasicSweeper"):
         params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
         values: dict[str, list[str]] = {}
-        for override in OverridesParser.create(config_loader=loader).parse_overrides(
-            [*params, *overrides_of(cfg.hydra)]
-        ):
-            swept = (
-                override.sweep_string_iterator()
-                if override.is_sweep_override()
-                else [override.get_value_element_as_str()]
-            )
+        parser = OverridesParser.create(config_loader=loader)
+        for override in parser.parse_overrides([*params, *overrides_of(cfg.hydra)]):
+            swept, value = override.is_sweep_override(), override.get_value_element_as_str
             key = override.get_key_element()
-            values[key] = [f"{key}={value}" for value in swept]
+            values[key] = [f"{key}={text}" for text in (override.sweep_string_iterator() if swept else [value()])]
         jobs = list(product(*values.values()))
     trials = sweeper.get("n_trials")
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ import pandas as pd
 from experiments.reports.validation import Errors, validation_figure
 from experiments.studies.frame.page import show
 from experiments.studies.frame.settings import quick
-from experiments.validation.errors import held_out_lines
 from experiments.validation.predict import Case
 from experiments.validation.runs import FAMILY, Runs, layer_errors
 from experiments.validation.score import gpu_types
@@ -282,7 +281,7 @@ show(
     },
     [
         predicted(adapters),
-        *(f"Intervals of `hexiopt fit`: {line}." for runs in (dense, adapters) for line in held_out_lines(runs.priced)),
+        *(f"Intervals of `hexiopt fit`: {line}." for runs in (dense, adapters) for line in runs.held_out_lines()),
     ],
 )
 assert quick() or all(line.median_percent <= 10 for line in adapters.of_adapters()), (

@@ -1,7 +1,7 @@
 """Runs studies and writes a page for each: `python -m experiments.studies NAME [...]`.
 
     python -m experiments.studies rivals --quick        # a tiny setting, a few steps a search; what they say is nothing
-    python -m experiments.studies all --publish         # every page of docs/results/; about three hours
+    python -m experiments.studies all --publish         # every page of docs/results/; takes hours
 
 Searches are kept in OUT/searches: studies share them, and after an interruption only the rest is run. For other limits,
 seeds or settings, change the study's file.

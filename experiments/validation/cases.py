@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, replace
 from itertools import product
 
-from experiments.validation.adapters import adapters_of
 from experiments.validation.clusters import cluster_of
 from experiments.validation.features import ADAPTERS, OF_KINDS, QUANTISED, unpriced_features
 from experiments.validation.predict import Case, predict
@@ -26,7 +25,7 @@ from experiments.validation.rules import (
     routing_of,
     stores_scores,
 )
-from experiments.validation.shapes import InexpressibleError, has_experts, model_of, seq_len_of
+from experiments.validation.shapes import InexpressibleError, adapters_of, has_experts, model_of, seq_len_of
 from experiments.validation.stage_layers import stage_layers
 from hexiopt.errors import InputError
 from hexiopt.files.link_files import NetworkFits

@@ -1,28 +1,39 @@
-"""The runs of a file beside their predictions, and the errors by source, GPU type, family and kind of peak."""
+"""The runs of a file beside their predictions: errors by source, GPU type, family and kind of peak, and the intervals
+of `hexiopt fit` (`hexiopt/numbers/errors.yaml`)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from experiments.reports.validation import Errors, Prediction
 from experiments.validation.cases import Measurements, case_of
 from experiments.validation.layers import measured_layers, predicted_s
 from experiments.validation.memory import allocated_ratios, process_ratios, reserved_ratios
-from experiments.validation.metrics import in_metric, step_time_s
-from experiments.validation.predict import Case, cost_model
+from experiments.validation.predict import Case, cost_model, in_metric, step_time_s
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.score import Predicted, Scored, family, gpu_types, group_by, is_half_precision, spearman
 from experiments.validation.shapes import InexpressibleError
 from experiments.validation.shipped import shipped_measurements
 from hexiopt.cost.cost import Cost
+from hexiopt.files.plan_file import write_text
 from hexiopt.numbers.constants import constant_values
-from hexiopt.numbers.errors import MANY_TOKENS
+from hexiopt.numbers.errors import LEAST, MANY_TOKENS, Evidence
+from hexiopt.reading import Section, read_mapping
+from hexiopt.report.evidence import kind_of
+
+PricedCase = tuple[Case, Cost]
 
 FAMILY = 8  # least number of rows for a meaningful ρ
 GPU_TYPE = 10  # least number of rows for a summary of a GPU type
 _PEAKS = ("of tensors", allocated_ratios), ("of the allocator", reserved_ratios), ("of the process", process_ratios)
+_HEAD = f"""# Measured over predicted values of published runs: the intervals of hexiopt fit. Written by
+#   hexiopt validate data=FILE validate.errors=hexiopt/numbers/errors.yaml
+# with each FILE below. Kinds are told by what is trained, and whether micro-batches have {MANY_TOKENS:,} tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Runs:
 
     rows: Sequence[Row]
     predictions: Sequence[Prediction]
-    priced: Sequence[tuple[Case, Cost]]
+    priced: Sequence[PricedCase]
 
     @classmethod
     def of(
@@ -102,6 +113,34 @@ class Runs:
                     lines.append(_errors(source, what + trained, Scored.of_ratios(np.array(ratios))))
         return lines
 
+    def write_errors(self, path: Path, data: Path) -> None:
+        """Replace the rows of these runs, which are of the file `data`, in the file `path`: one of each kind of
+        `LEAST` runs or more.
+
+        Raises InputError where the file is not one of such rows.
+        """
+        name = data.as_posix()
+        old = Section(read_mapping(path), str(path)).items("kinds") if path.exists() else []
+        rows = [row for row in old if row["data"] != name]
+        for (kind, many), pairs in group_by(self.priced, _key).items():
+            if kind is not None and len(pairs) >= LEAST:
+                rows.append(_row(kind, many, name, pairs))
+        rows.sort(key=lambda row: (row["kind"], not row["many_tokens"], row["data"]))
+        write_text(path, _HEAD + yaml.safe_dump({"kinds": rows}, sort_keys=False, width=120, default_flow_style=None))
+
+    def held_out_lines(self) -> Iterator[str]:
+        """How many runs of each kind lie in the interval of speeds that the others give, a line each: those of other
+        sources, or of other models where all are of one source. Where fewer than `LEAST` are left, it is their
+        range."""
+        for (kind, many), pairs in group_by(self.priced, _key).items():
+            for what, name in _HELD_OUT.items():
+                groups = [[_speed(pair) for pair in group] for group in group_by(pairs, name).values()]
+                if kind is not None and len(groups) > 1:
+                    within = sum(_within(kind, many, groups, k) for k in range(len(groups)))
+                    tokens, others = _tokens_in_words(many), f"within the interval of runs of other {what}"
+                    yield f"{kind}, {tokens}: {within} of {len(pairs)} runs {others}"
+                    break
+
 
 def layer_errors() -> list[Errors]:
     """The errors of the times of layers that Zorse measured, by GPU type and precision, and of all."""
@@ -112,7 +151,7 @@ def layer_errors() -> list[Errors]:
     return [_errors("Zorse", kind, Scored.of_ratios(np.array([ratio for _, ratio in group]))) for kind, group in named]
 
 
-def _predict(row: Row, measurements: Measurements) -> tuple[Prediction, tuple[Case, Cost] | None]:
+def _predict(row: Row, measurements: Measurements) -> tuple[Prediction, PricedCase | None]:
     facts = row.line, row.source, row.gpu, row.gpus, row.model_name, row.precision, row.metric, row.value
     try:
         case = case_of(row, measurements)
@@ -145,10 +184,49 @@ def _rho(known: Sequence[Predicted]) -> float | None:
 
 
 def _size(case: Case) -> tuple[str, str]:
-    tokens = case.problem.workload.seq_len * case.plan.pipelines[0].micro_batch_size
-    few = "fewer than" if tokens < MANY_TOKENS else "at least"
-    return f"micro-batches of {few} {MANY_TOKENS:,} tokens", case.row.gpu
+    return f"micro-batches of {_tokens_in_words(_has_many_tokens(case))}", case.row.gpu
+
+
+def _has_many_tokens(case: Case) -> bool:
+    """Whether a micro-batch has enough tokens that the host does not bind."""
+    return case.problem.workload.seq_len * case.plan.pipelines[0].micro_batch_size >= MANY_TOKENS
+
+
+def _tokens_in_words(many: bool) -> str:
+    return f"{'at least' if many else 'fewer than'} {MANY_TOKENS:,} tokens"
 
 
 def _training_suffix(case: Case) -> str:
     return "" if case.problem.workload.adapters is None else ", adapters"
+
+
+_HELD_OUT: dict[str, Callable[[PricedCase], str]] = {
+    "sources": lambda pair: pair[0].row.source,
+    "models": lambda pair: pair[0].row.model_name,
+}
+
+
+def _within(kind: str, many: bool, groups: Sequence[Sequence[float]], held: int) -> int:
+    """The number of runs of a group within the interval of the other groups."""
+    others = sorted(speed for k, group in enumerate(groups) if k != held for speed in group)
+    known = len(others) >= LEAST
+    low, high = Evidence(kind, many, "", (), tuple(others), ()).interval if known else (others[0], others[-1])
+    return sum(low <= speed <= high for speed in groups[held])
+
+
+def _speed(pair: PricedCase) -> float:
+    """Measured over predicted."""
+    case, cost = pair
+    return round(cost.step_time_s / step_time_s(case), 3)
+
+
+def _key(pair: PricedCase) -> tuple[str | None, bool]:
+    case, _ = pair
+    return kind_of(case.problem), _has_many_tokens(case)
+
+
+def _row(kind: str, many: bool, data: str, pairs: Sequence[PricedCase]) -> dict[str, Any]:
+    speed = sorted(map(_speed, pairs))
+    memory = sorted(round(1.0 / ratio, 3) for case, cost in pairs for ratio in process_ratios(case, cost))
+    gpus = sorted({gpu.name for case, _ in pairs for gpu in case.problem.cluster.types})
+    return {"kind": kind, "many_tokens": many, "data": data, "gpus": gpus, "speed": speed, "memory": memory}

@@ -224,16 +224,11 @@ class _Head:
         if not seats:
             names = ", ".join(dict.fromkeys(map(_machine, self._all)))
             return f"train.machine: {machine!r} has no device of the plan; name one of {names}"
-        expected_host = self._hosts.get(machine)
-        if (
-            expected_host is None
-            or host in (expected_host, expected_host.partition(".")[0])
-            or host.partition(".")[0] == expected_host
-        ):
+        planned = self._hosts.get(machine)
+        if planned is None or host in (planned, planned.partition(".")[0]) or host.partition(".")[0] == planned:
             return None
         return (
-            f"train.machine: {machine} is on host {expected_host}, says the cluster file, and this is {host}; start it "
-            "there"
+            f"train.machine: {machine} is on host {planned}, says the cluster file, and this is {host}; start it there"
         )
 
     def _of_rank(self, event: Event) -> Iterator[Event]:
@@ -383,8 +378,8 @@ def _away(missing: frozenset[str]) -> str:
     return " and ".join(sorted({_machine(name) for name in missing}))
 
 
-def _machines(of_round: _Round) -> set[str]:
-    return set(map(_machine, of_round.devices))
+def _machines(training_round: _Round) -> set[str]:
+    return set(map(_machine, training_round.devices))
 
 
 def _reason(trouble: Event) -> str:

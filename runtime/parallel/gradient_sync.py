@@ -253,9 +253,9 @@ class GradientSync:
         """Wait for all sums. Parameters without a gradient count as zero."""
         for bucket in self._buckets.values():
             self._settle(bucket)
-        for quantized in self._between:
-            quantized.reduce()
-            quantized.spread()
+        for sums in self._between:
+            sums.reduce()
+            sums.spread()
         self._returning += self._between
         self._count()
         while self._returning:
@@ -267,7 +267,7 @@ class GradientSync:
     def _count(self) -> None:
         """What quantised gradients hold now."""
         first = [bucket.quantized for bucket in self._buckets.values() if bucket.quantized is not None]
-        held = sum(quantized.num_bytes for quantized in first + self._between + self._returning)
+        held = sum(sums.num_bytes for sums in first + self._between + self._returning)
         self.most_bytes = max(self.most_bytes, held)
 
     def _settle(self, bucket: Bucket) -> None:

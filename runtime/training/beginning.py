@@ -20,7 +20,7 @@ from runtime.state.weights import HuggingFaceWeights
 from runtime.training.settings import TrainingRun
 from runtime.training.trainee import initial_values
 
-FirstValues = Callable[[ParameterPart], Tensor]
+ValueSource = Callable[[ParameterPart], Tensor]
 
 
 def trained_model(run: TrainingRun, problem: Problem) -> TrainedModel:
@@ -32,7 +32,7 @@ def trained_model(run: TrainingRun, problem: Problem) -> TrainedModel:
     return TrainedModel(model, workload.optimizer, adapters, base)
 
 
-def first_values(run: TrainingRun, trained: TrainedModel) -> FirstValues:
+def value_source(run: TrainingRun, trained: TrainedModel) -> ValueSource:
     """The first values of each part: read where the run states weights or an adapter, else drawn. Raises
     InputError."""
     base = _base_values(run.weights, trained, run.settings.seed)
@@ -44,7 +44,7 @@ def first_values(run: TrainingRun, trained: TrainedModel) -> FirstValues:
     return lambda part: (adapter if part.trained else base)(part)
 
 
-def _base_values(weights: Path | None, trained: TrainedModel, seed: int) -> FirstValues:
+def _base_values(weights: Path | None, trained: TrainedModel, seed: int) -> ValueSource:
     return partial(initial_values, seed) if weights is None else HuggingFaceWeights(weights, trained.model).read
 
 
@@ -65,7 +65,7 @@ def exported_weights(path: Path, weights: Path | None = None) -> tuple[ModelSpec
     return model, _merge(checkpoint, trained.adapters, _base_values(weights, trained, checkpoint.progress.seed))
 
 
-def _merge(checkpoint: Checkpoint, adapters: Adapters, base: FirstValues) -> Iterator[tuple[str, Tensor]]:
+def _merge(checkpoint: Checkpoint, adapters: Adapters, base: ValueSource) -> Iterator[tuple[str, Tensor]]:
     """W + scale · B A of each matrix with an adapter, in FP32 or better."""
     for part in whole_parts(checkpoint.model):
         _, *matrices = with_adapters([part], adapters)

@@ -25,7 +25,7 @@ from runtime.parallel.hooks import NO_HOOKS, Hooks
 from runtime.state.checkpoint import Checkpoint, CheckpointProgress
 from runtime.state.saving import CheckpointWriter
 from runtime.state.weights import DTYPES
-from runtime.training.beginning import first_values, trained_model
+from runtime.training.beginning import trained_model, value_source
 from runtime.training.settings import TrainingRun
 from runtime.training.trace import StepTrace
 from runtime.training.trainee import StepOutcome, Trainee
@@ -153,7 +153,7 @@ def _train(
     dtype = torch.float64 if run.float64 else DTYPES[workload.precision]
     trained = trained_model(run, problem)
     times = hooks.times(problem, plan_file.plan) if rank == 0 else None
-    initial = first_values(run, trained)
+    initial = value_source(run, trained)
     trainee = Trainee(problem, plan_file.plan, settings, dtype, device, initial, hooks=hooks, times=times)
     batches, held_out = run.batches(workload.seq_len), run.validation_batches(workload.seq_len)
     _agree(run, plan_file, [batches, *([held_out] if held_out else [])], device)

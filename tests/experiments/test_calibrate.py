@@ -10,8 +10,7 @@ import yaml
 
 from experiments.calibrate import FREE, calibration_yaml, fit
 from experiments.validation.cases import Measurements, case_of
-from experiments.validation.metrics import in_metric
-from experiments.validation.predict import Case, predict
+from experiments.validation.predict import Case, in_metric, predict
 from experiments.validation.rows import read_rows
 from experiments.validation.shipped import RUNS
 from hexiopt.numbers.constants import constants

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.validation.cases import Measurements, case_of
-from experiments.validation.expert_models import expert_model
 from experiments.validation.memory import allocated_ratios
-from experiments.validation.metrics import step_time_s
-from experiments.validation.predict import Case, predict
+from experiments.validation.predict import Case, predict, step_time_s
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.shapes import InexpressibleError
+from experiments.validation.shapes import InexpressibleError, expert_model
 from experiments.validation.shipped import EXPERT_RUNS
 from experiments.validation.stage_layers import stage_layers
 from hexiopt import Cluster

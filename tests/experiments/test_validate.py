@@ -18,8 +18,7 @@ from experiments.validation.cases import Measurements, case_of
 from experiments.validation.clusters import gpu_of, machines_of
 from experiments.validation.features import unpriced_features
 from experiments.validation.metric_names import METRICS
-from experiments.validation.metrics import in_metric, step_time_s
-from experiments.validation.predict import Case, predict
+from experiments.validation.predict import Case, in_metric, predict, step_time_s
 from experiments.validation.rows import Row, read_rows
 from experiments.validation.rules import framework_of
 from experiments.validation.score import Predicted, Scored, family, group_by, is_half_precision, spearman

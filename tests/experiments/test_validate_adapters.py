@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.validation.adapters import adapters_of
 from experiments.validation.cases import case_of
-from experiments.validation.errors import held_out_lines
 from experiments.validation.memory import process_ratios
 from experiments.validation.predict import cost_model
 from experiments.validation.rows import Row, read_rows
-from experiments.validation.shapes import InexpressibleError
+from experiments.validation.runs import Runs
+from experiments.validation.shapes import InexpressibleError, adapters_of
 from experiments.validation.shipped import DATA, shipped_measurements
 from hexiopt.problem.lora import Lora
 
@@ -63,10 +62,11 @@ def test_clean_rows_of_many_tokens_are_predicted_within_a_tenth() -> None:
     assert np.median(np.abs(np.array(times) - 1)) < 0.10
     assert np.median(np.abs(np.array(memories) - 1)) < 0.10
     # 14 B's two fastest and 1.8 B's slowest lie outside the range of the other models.
-    assert list(held_out_lines(priced)) == [
+    assert list(Runs([], [], priced).held_out_lines()) == [
         "adapters, at least 1,024 tokens: 9 of 12 runs within the interval of runs of other models"
     ]
-    assert list(held_out_lines([pair for pair in priced if pair[0].row.model_name == "qwen-7b"])) == []
+    of_one_model = [pair for pair in priced if pair[0].row.model_name == "qwen-7b"]
+    assert list(Runs([], [], of_one_model).held_out_lines()) == []
 
 
 def _is_clean(row: Row) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.validation.expert_models import expert_model
+from experiments.validation.shapes import expert_model
 from hexiopt import Cluster
 from hexiopt.cost.executors.compute import OperatorTimes
 from hexiopt.cost.executors.experts.times import ExpertSharing, ExpertTimes, copies_across, exchange_s, expert_load
