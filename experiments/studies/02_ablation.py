@@ -1,26 +1,33 @@
 # %% [markdown]
-# # What each asymmetry is worth
+# # What each freedom is worth
 #
-# What is each asymmetry worth?
+# What is each freedom of a plan worth?
 #
-# The portfolio plans HexiScale's settings without each freedom in turn, and without all of them; and within what
-# Megatron-LM expresses, on homogeneous and on mixed clusters, with equal layers in all stages and with any.
+# The portfolio plans HexiScale's settings without each asymmetry in turn, and without all of them; then within what
+# Megatron-LM expresses, with equal layers in all stages and with any; then with split backwards, free depths and
+# messages in 8 bits, which are off by default. Last, how good is the order of a step?
 
 # %%
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from experiments.app.configurations import named_cluster, named_model
-from experiments.studies.frame.figures import framed, legend, row_bars
+from experiments.studies.cases.split_and_depth import ALL, BOTH, FAST, MODES, NEITHER, SLOW, problems, step_times
+from experiments.studies.frame.figures import framed, legend, relative_bars, row_bars
 from experiments.studies.frame.page import show
 from experiments.studies.frame.planners import OURS
 from experiments.studies.frame.rows import credited, grid
-from experiments.studies.frame.search import measured
+from experiments.studies.frame.search import CPU_LIMITS, measured
 from experiments.studies.frame.settings import first_models, quick
 from experiments.studies.frame.words import change, span, tokens
+from experiments.studies.orders.comparison import compare, summary
+from experiments.studies.orders.picture import draw_ratios
+from experiments.studies.orders.pipelines import sample
 from hexiopt.exports.presets import restrict
 from hexiopt.exports.trainers.registry import TRAINERS
 from hexiopt.problem.cluster import Cluster
@@ -71,7 +78,7 @@ SPACES = {
 INSIDE = {name: [other for other in SPACES if space.holds(SPACES[other])] for name, space in SPACES.items()}
 
 # %% [markdown]
-# ## Without each freedom, and without all
+# ## Without each asymmetry, and without all
 
 # %%
 rows = measured(
@@ -233,4 +240,130 @@ show(
 assert (table.stack() >= -1e-9).all(), "Any layers hold equal ones."
 assert quick() or table[table.index.str.endswith("mixed")].mean(axis=None) > 0.2, (
     "Uneven layers gain on mixed clusters."
+)
+
+# %% [markdown]
+# ## Split backwards, free depths and messages in 8 bits
+#
+# With split backwards (`space.split_backward=true`) gradients of weights come later than those of inputs; with free
+# depths (`space.depth=true`) stages may have any number of micro-batches in flight. Both leave gradients as they are;
+# hexiopt's executor trains both, and other trainers refuse most of these plans, so both are off by default. Messages
+# between stages in 8 bits (`workload.message_precision=fp8`) are off as well, as they [change
+# training](executor.md#messages-in-8-bits).
+
+# %%
+_AIMS = {(SLOW, BOTH): 0.90, (SLOW, ALL): 0.68, (FAST, BOTH): 0.92}  # of the step over that with neither, means
+_FELL_SHORT = 1.02  # of the best plan known
+_MODE_NOTES = (
+    "Step times in seconds by our cost model, memory checked. In the first table each is of the best of all plans "
+    "found for the problem, whatever they were found with: split or not, with the depths that it states, those that "
+    f"its messages ask for or those of its schedule, whichever is shortest. Means are geometric. {CPU_LIMITS}"
+)
+specs = [
+    OURS.search(freedoms.grant(problem), _LIMIT_S, {"problem": name, "GB/s": rate, "mode": mode})
+    for (name, rate), problem in problems(quick()).items()
+    for mode, freedoms in MODES.items()
+]
+rows = measured([replace(spec, judge=step_times, cpu_time=True) for spec in specs])
+
+
+# %%
+def mean(ratios: pd.DataFrame, by: pd.Series) -> pd.DataFrame:
+    """The geometric means of groups of rows."""
+    return np.exp(np.log(ratios).groupby(by, sort=False).mean())
+
+
+def step(value_s: float) -> str:
+    """A step time in seconds."""
+    return "no plan" if pd.isna(value_s) else f"{value_s:.2f}"
+
+
+def ratio(value: float) -> str:
+    """A ratio of two step times."""
+    return "" if pd.isna(value) else f"{value:.3f}"
+
+
+def mode_claims(best_s: pd.DataFrame, searched_s: pd.DataFrame, means: pd.DataFrame) -> list[str]:
+    """Means beside what was aimed at, and how many searches stop short of a plan that another found."""
+    lines = [
+        f"At {rate} GB/s a step with {mode.replace(',', ' and')} takes {of_step:.3f} of that with neither on average "
+        f"(aim {aim:.2f})."
+        for (rate, mode), aim in _AIMS.items()
+        if rate in means.index and not pd.isna(of_step := means.at[rate, mode])
+    ]
+    behind = searched_s / best_s[list(searched_s)]
+    if short := int((behind > _FELL_SHORT).sum().sum()):
+        case, mode = behind.stack().idxmax()
+        lines.append(
+            f"Of {searched_s.count().sum()} searches {short} stop more than {_FELL_SHORT - 1:.0%} above a plan that "
+            f"another mode gave. The furthest, by {behind.at[case, mode] - 1:.0%}, is that with {mode} on "
+            f"{case.replace(';', ',')} GB/s."
+        )
+    return lines
+
+
+def draw_modes(over: pd.DataFrame) -> Figure:
+    """Step times over those with neither."""
+    figure, (ax,) = framed(
+        "What split backwards, free depths and messages in 8 bits give",
+        f"Step time of the best plan over that with neither; portfolio, {_LIMIT_S:g} s of CPU a search",
+        width=13.0,
+    )
+    relative_bars(ax, over.set_axis([case.replace(", ", "\n").replace("; ", "\n") for case in over.index]))
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_ylabel("step time (neither = 1)")
+    legend(figure, ax, 5)
+    return figure
+
+
+# %%
+rows = rows.assign(case=rows["problem"] + "; " + rows["GB/s"])
+rows = rows.reindex(columns=[*rows.columns, *(mode for mode in MODES if mode not in rows)])
+about = rows.groupby("case", sort=False)[["problem", "GB/s"]].first()
+best_s = rows.groupby("case", sort=False)[[*MODES]].min().astype(float)
+searched_s = grid(rows, "case", "mode")
+over = best_s.div(best_s[NEITHER], axis=0).drop(columns=NEITHER)
+searched_over = searched_s.div(searched_s[NEITHER], axis=0).drop(columns=NEITHER)
+means = mean(over, about["GB/s"])
+best = {**best_s[[NEITHER, BOTH, ALL]].map(step), **over.map(ratio).add_suffix(" / neither")}
+tables = {
+    "The best of all plans found": about.assign(**best).set_index("problem"),
+    "Means over neither, of the best of all plans": means.map(ratio),
+    "What each search found": about.assign(**searched_s.map(step)).set_index("problem"),
+    "Means over neither, of what each search found": mean(searched_over, about["GB/s"]).map(ratio),
+}
+show(tables, mode_claims(best_s, searched_s, means), draw_modes(over), _MODE_NOTES, name="split_and_depth")
+
+# %%
+assert (over.loc[:, BOTH].dropna() <= 1 + 1e-9).all(), "Freedoms cost nothing in the best of all plans."
+assert quick() or means.at[SLOW, BOTH] < 0.9, "Both freedoms gain a tenth on slow networks."
+
+# %% [markdown]
+# ## The order of a step
+#
+# How far is a step from the one whose operations come in the best order? Constraint programming (OR-Tools' CP-SAT)
+# finds the optimal schedule of a small pipeline: of all orders of forwards, backwards and gradients of weights that fit
+# into memory, the one that ends first. Beside it stand ours by the clock: 1F1B with whole backwards, and `zb` with
+# split ones.
+#
+# Forwards of the random pipelines' stages differ by up to four times; messages take nothing, up to 15 or up to 40 ticks
+# where forwards take 10 to 40; memory holds what 1F1B has in flight and up to three micro-batches more.
+
+# %%
+orders = compare(sample(4 if quick() else 200))
+table = summary(orders)
+show(
+    {"": table.astype(str).set_index("backwards")},
+    figure=draw_ratios(orders),
+    notes="Numbers of pipelines within 2 and 8 % of the optimum, how far ours are above it, and how many optima are "
+    "proved. *Those of plans*: what searches give a plan with `space.depth=true`: 1F1B's numbers, or so many more "
+    "that no round trip takes longer than a share of the period, whichever is shortest; shares fall from 1 until "
+    "one is longer. *The best*: of all numbers in flight, stage by stage, that fit into memory and do not rise "
+    "towards the last stage. What is left is the order: ours runs no backward before the forward whose turn it "
+    "is, and puts off the gradients of weights of a whole micro-batch here, of a layer in plans.",
+    caption="How near our orders are to the optimum",
+    name="orders",
+)
+assert quick() or table.set_index("in flight").loc["those of plans", "mean (%)"].max() < 1, (
+    "Orders of plans are within 1 % of the optimum on average."
 )

@@ -213,7 +213,7 @@ for storage, of in cases.groupby("storage", sort=False):
     wide = of.assign(text=rates + " (" + of["table"] + ")").pivot(index="cards", columns="model", values="text")
     order = cases["cards"].unique(), cases["model"].unique()
     tables[f"{STORAGES[str(storage)]} matrices"] = (
-        wide.reindex(index=order[0], columns=order[1]).fillna("").rename_axis(index="cards")
+        wide.reindex(index=order[0], columns=order[1]).astype(object).fillna("").rename_axis(index="cards")
     )
 tables["What the line says, by what a table says (cases)"] = agreement(cases)
 show(tables, line_claims(cases), notes=_LINE_NOTES)

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     flags = {"QUICK": "1" if options.quick else "", ANY_CODE: "1" if options.any_code else ""}
     os.environ.update({FOLDER: str(options.out / "searches"), **{name: flag for name, flag in flags.items() if flag}})
-    problems: list[str] = []
+    any_fault = False
     try:
         if quick() and options.publish:
             raise InputError("--publish: a quick study measures nothing worth publishing; leave out --quick, or QUICK")
@@ -39,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"hexiopt: {name} (study {number} of {len(names)})", file=sys.stderr)
             more = [word for word in words if word not in (*SOURCES, "all")]
             page = run(SOURCES[name], " ".join(["python -m experiments.studies", name, *more]))
-            failed = faults(name, page)
-            problems += failed
-            for folder in [options.out / name, *([DOCS] if options.publish and not failed else [])]:
+            lines = faults(name, page)
+            any_fault |= bool(lines)
+            for folder in [options.out / name, *([DOCS] if options.publish and not lines else [])]:
                 write(name, page, folder)
+            for line in lines:
+                print(f"hexiopt: {line}", file=sys.stderr)
             print(options.out / name / f"{name}.md")
     except InputError as error:
         print(f"hexiopt: {error}", file=sys.stderr)
@@ -50,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("hexiopt: interrupted; run the same command again to continue from here", file=sys.stderr)
         return 130
-    for line in problems:
-        print(f"hexiopt: {line}", file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if any_fault else 0
 
 
 def faults(name: str, page: Page) -> list[str]:

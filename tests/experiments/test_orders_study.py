@@ -1,6 +1,6 @@
 """The optimal schedules of small pipelines are optimal, and our orders are as near to them as is published.
 
-The study split_and_depth measures 200 pipelines; here are the first.
+The study ablation measures 200 pipelines; here are the first.
 """
 
 import itertools

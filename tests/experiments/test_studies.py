@@ -103,7 +103,7 @@ def test_a_broken_claim_is_told_and_not_published(
     monkeypatch.setenv("QUICK", "")
     monkeypatch.setenv(FOLDER, "")  # which main sets
     assert main(["rivals", "ablation", "--publish", "--out", str(out)]) == 1
-    told = [f"hexiopt: {line}" for line in ("rivals (study 1 of 2)", "ablation (study 2 of 2)", *lines)]
+    told = [f"hexiopt: {line}" for line in ("rivals (study 1 of 2)", *lines, "ablation (study 2 of 2)")]
     assert capsys.readouterr().err.splitlines()[-5:] == told
     assert sorted(path.name for path in docs.iterdir()) == sorted(["ablation.md", *fast.figures])
     assert (docs / "ablation.md").read_text() == fast.text
@@ -161,31 +161,34 @@ def test_real_searches_are_measured_once_and_again_where_code_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUICK", "")  # which main sets
-    command = ["split_and_depth", "--quick", "--out", str(tmp_path)]
+    command = ["ablation", "--quick", "--out", str(tmp_path)]
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "6 of 6 searches to run" in captured.err
-    assert captured.out.splitlines() == [str(tmp_path / "split_and_depth" / "split_and_depth.md")]
-    assert len(list((tmp_path / "searches").glob("*/plan.json"))) == 6
+    counts = [f"{count} of {count} searches to run" for count in (10, 2, 6)]
+    assert [line.removeprefix("hexiopt: ").partition(",")[0] for line in captured.err.splitlines()[1:]] == counts
+    assert captured.out.splitlines() == [str(tmp_path / "ablation" / "ablation.md")]
+    assert len(list((tmp_path / "searches").glob("*/plan.json"))) == 18
     statuses = [json.loads(path.read_text()) for path in (tmp_path / "searches").glob("*/status.json")]
     assert {status["measured"]["status"] for status in statuses} == {"feasible"}
     for status in statuses:
         assert status["measured"]["cpu_s"] > 0
         assert 0.01 < status["measured"]["peak_gib"] < 8
-    before = (tmp_path / "split_and_depth" / "split_and_depth.md").read_bytes()
+    before = (tmp_path / "ablation" / "ablation.md").read_bytes()
     monkeypatch.setattr(JobProcesses, "run", lambda _: pytest.fail("a search was run again"))
     assert main(command) == 0
-    assert "0 of 6 searches to run" in capsys.readouterr().err
-    assert (tmp_path / "split_and_depth" / "split_and_depth.md").read_bytes() == before
+    again = capsys.readouterr().err
+    assert all(f"0 of {count} searches to run" in again for count in (10, 2, 6))
+    assert (tmp_path / "ablation" / "ablation.md").read_bytes() == before
     monkeypatch.undo()
     monkeypatch.setenv("QUICK", "1")
     monkeypatch.setenv(FOLDER, str(tmp_path / "searches"))
     monkeypatch.setattr("experiments.studies.frame.search.code_sha256", lambda: "changed")
     waiting: list[str | None] = []
     monkeypatch.setattr("experiments.studies.frame.search.run_jobs", lambda *_, code, **__: waiting.append(code))
-    run(SOURCES["split_and_depth"], "")
-    assert "6 of 6 searches to run" in capsys.readouterr().err
-    assert waiting == ["changed"]
+    run(SOURCES["ablation"], "")
+    changed = capsys.readouterr().err
+    assert all(count in changed for count in counts)
+    assert waiting == ["changed"] * 3
 
 
 @pytest.mark.slow
