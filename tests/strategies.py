@@ -236,7 +236,7 @@ def plans(draw: st.DrawFn, problem: Problem, *, plain: bool = False) -> Plan:
         size = draw(st.sampled_from(sizes))
         slots = [[group] for group in mine[: model.num_layers]]
         if not plain and draw(st.integers(0, 2)):
-            counts = range(1, min(len(mine), model.num_layers) + 1)
+            counts = [*range(1, min(len(mine), model.num_layers) + 1)]
             if schedule.chunked:  # numbers of stages that may have several ranges
                 counts = [n for n in counts if n > 1 and sequences // size % n == 0] or counts
             widths = draw(compositions(len(mine), draw(st.sampled_from(counts))))
@@ -384,7 +384,7 @@ def stages_of(
         if len(groups) > 1 or (not plain and draw(st.booleans())):
             samples = [*draw(compositions(size, len(groups)))]
         ranges = layers[s]
-        policies = (draw(policy),)
+        policies: tuple[str, ...] = (draw(policy),)
         if not plain and draw(st.booleans()):
             policies = draw(layer_policies(recompute_policies(problem.workload), [b - a for a, b in ranges]))
         replicas = tuple(Replica(devices, share) for devices, share in zip(groups, samples, strict=True))

@@ -26,8 +26,8 @@ def test_measures_plans_of_solvers(hexiopt: Run, tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).exists()
     assert "links as they are" in " ".join(ran.out.split())
     assert "Over symmetric" in ran.out
-    command = ("emulate", "plan=out/plan-megatron.json", "emulate.solvers=[]", "emulate.dilation=0.01")
-    ran = hexiopt(*command, "emulate.steps=1", "emulate.network=false", "hydra.run.dir=again")
+    again = ("emulate", "plan=out/plan-megatron.json", "emulate.solvers=[]", "emulate.dilation=0.01")
+    ran = hexiopt(*again, "emulate.steps=1", "emulate.network=false", "hydra.run.dir=again")
     assert ran.code == 0, ran.err
     with (tmp_path / "again" / "emulation.csv").open(encoding="utf-8", newline="") as opened:
         (row,) = csv.DictReader(opened)

@@ -99,7 +99,7 @@ def test_the_optimum_of_equal_stages_is_known(p: int, m: int) -> None:
     """1F1B is optimal where messages are free (Narayanan et al., arXiv 2104.04473, section 2.2)."""
     every, free = (1,) * p, (0,) * (p - 1)
     times = [(ticks,) * p for ticks in (5, 6, 4)]
-    pipeline = SmallPipeline(m, *times, free, free, tuple(min(m, p - s) for s in range(p)), every, every)
+    pipeline = SmallPipeline(m, *times, free, free, tuple(min(m, p - s) for s in range(p)), every, every)  # type: ignore[call-arg]
     best = optimum(pipeline, split=False, known=[])
     assert best.is_proved
     assert best.ticks == clock_ticks(pipeline, split=False) == (m + p - 1) * (5 + 6 + 4)

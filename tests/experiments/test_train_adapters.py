@@ -1,7 +1,6 @@
 """`train` with adapters: a whole run, which goes on, begins another one, and is exported merged."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_adapters_are_trained_resumed_and_exported(hexiopt: Run, tmp_path: Path)
         ((*SMALL, "workload.lora.dropout=0.1"), "workload.lora.dropout: unknown key; known: adapter_bytes, rank"),
     ],
 )
-def test_what_is_not_trained_is_one_line(hexiopt: Callable[..., Run], words: tuple[str, ...], line: str) -> None:
+def test_what_is_not_trained_is_one_line(hexiopt: Run, words: tuple[str, ...], line: str) -> None:
     ran = hexiopt("train", *PLAN, *words)
     assert ran.code == 2
     assert line in ran.err

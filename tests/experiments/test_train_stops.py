@@ -152,7 +152,7 @@ def test_ctrl_c_in_the_search_keeps_its_plan_and_trains_nothing(
 ) -> None:
     from experiments import train
 
-    search = train.search
+    search = train.search  # type: ignore[attr-defined]
 
     def press_and_search(*given: Any) -> Any:
         interrupt.pressed = True

@@ -55,7 +55,8 @@ torchrun --nproc_per_node 6 pretrain_gpt.py --num-layers 24 --hidden-size 1024 -
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The keys that jobs read from here on."""
-    read_keys, keys, run_verb = set[str](), {field.name for field in fields(Config)}, hydra_app.run_verb
+    read_keys, keys = set[str](), {field.name for field in fields(Config)}
+    run_verb = hydra_app.run_verb  # type: ignore[attr-defined]
     looked_up = Keys.__getattribute__
     listening = [False]
 

@@ -21,7 +21,7 @@ from solvers.registry import make_solver
 try:
     from hexiopt.solving.clock import cpu_seconds
 except ImportError:  # an older checkout
-    from experiments.studies.frame.cpu_clock import cpu_seconds  # type: ignore[import-not-found,no-redef]
+    from experiments.studies.frame.cpu_clock import cpu_seconds  # type: ignore[import-not-found,import-untyped,no-redef]
 
 NEVER_S = 3600.0  # a time limit that steps end before
 

@@ -24,7 +24,10 @@ import torch
 import torch._dynamo  # optimisers import it at first use
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _set_thread_isolation_mode
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    HashStore,
+    _set_thread_isolation_mode,
+)
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
 from runtime.parallel.gradient_sync import GradientSync
@@ -192,7 +195,7 @@ class StreamOrder(dist.ProcessGroup):
     """A group of ranks. Collectives have the names of torch 2.13."""
 
     def __init__(self, options: Any, _: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         self.ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         self.global_rank, self.world, self.key = self.ranks[options.group_rank], _WORLD[0], options.group_id
 
@@ -260,7 +263,7 @@ class StreamOrder(dist.ProcessGroup):
         self.world.post(entry, given)
         return [entry]
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Entry:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Entry:  # type: ignore[override]
         most = opts is not None and opts.reduceOp == dist.ReduceOp.MAX
 
         def run(each: list[Any]) -> None:
@@ -338,7 +341,7 @@ def _with_label(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_in_order(size: int, work: Callable[[int], Any], *, one_queue: bool = True, lazy: bool = False) -> list[Any]:
     """What `work(rank)` returns on each rank of a world over `stream_order`. Raises HungError, and what ranks raise."""
-    world, results, store = World(size, one_queue, lazy), [None] * size, dist.HashStore()
+    world, results, store = World(size, one_queue, lazy), [None] * size, HashStore()
 
     def rank(number: int) -> None:
         torch.set_num_threads(1)

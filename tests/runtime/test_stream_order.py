@@ -82,7 +82,7 @@ def test_both_send_and_then_receive_in_one_communicator() -> None:
             operations = [dist.P2POp(dist.isend, x, 1 - rank, way), dist.P2POp(dist.irecv, y, 1 - rank, way)]
             works = dist.batch_isend_irecv(operations)
         else:
-            works = [dist.isend(x, 1 - rank, group=way), dist.irecv(y, 1 - rank, group=way)]
+            works = [dist.isend(x, 1 - rank, group=way), dist.irecv(y, 1 - rank, group=way)]  # type: ignore[list-item]
         for handle in works:
             handle.wait()
         return float(y[0])

@@ -16,7 +16,7 @@ from tests.slow import slow_but
 
 SEQ_LEN, CLOSE = 64, 0.01
 WIDTHS = {"hidden_size": 64, "inner": 48}
-CELLS = {
+CELLS: dict[str, StageParallelism] = {
     "one replica": TensorParallel((0, 1), degree=2),
     "two replicas": TensorParallel((0, 1), degree=1),
     "uneven": ExpertParallel(
@@ -53,12 +53,11 @@ def test_layers_with_experts_hold_what_is_predicted(model_type: str, policy: str
 def test_ranks_that_share_experts_hold_in_all_what_is_predicted(model_type: str, cell: str) -> None:
     """Routers send some ranks more than their part; together they hold as much as if they sent to all alike. Where
     ranks share key heads, attention with sinks makes no copies of them, which are predicted."""
-    group: StageParallelism = CELLS[cell]
     model, workload = expert_model(model_type, 2, **WIDTHS), Workload(4, SEQ_LEN, routing="forced")
-    plan = Plan((Pipeline((Stage(group, ((0, 2),), ("none",)),), 1, 4),), GPIPE)
+    plan = Plan((Pipeline((Stage(CELLS[cell], ((0, 2),), ("none",)),), 1, 4),), GPIPE)
     (stage,) = PlanPricer(problem_of(plan, model, workload)).price(plan).pipelines[0].stages
     copies = [copy for executor in stage.executors for copy in executor.copies]
-    ranks = zip(map(len, group.parameter_copies), copies, strict=True)
+    ranks = zip(map(len, CELLS[cell].parameter_copies), copies, strict=True)
     predicted = sum(count * copy.memory.activations for count, copy in ranks)
     held = [use.parts.activations for _, use in measure(plan, model, workload)]
     assert predicted == pytest.approx(

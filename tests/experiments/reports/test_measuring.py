@@ -6,12 +6,11 @@ import pytest
 from rich.console import Console
 
 from experiments.reports.progress import MeasuringProgress
-from hexiopt.report import progress
 
 
 def test_lines_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     told, quiet = io.StringIO(), io.StringIO()
     with (
         MeasuringProgress(console=Console(file=told)) as tell,

@@ -23,7 +23,8 @@ from hexiopt.schedules.registry import SCHEDULES, SPLIT_SCHEDULES
 from hexiopt.schedules.schedule import BoundTerms
 from tests.solvers.problems import TINY
 
-Floats, Ints = NDArray[np.float64], NDArray[np.int64]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 LAYERS = 4
 BOUNDED = tuple(schedule for schedule in SCHEDULES if schedule.is_bounded)
 

@@ -139,7 +139,7 @@ def run_step(step: Step) -> tuple[Ends, dict[ExecutorId, list[Operation]]]:
         if not span.is_message:
             place = span.pipeline, span.stage, span.executor
             ends[place] = span.end_s
-            operation = Operation(OperationKind(span.kind), span.chunk, span.micro_batch)
+            operation = Operation(OperationKind(span.kind), span.chunk, span.micro_batch)  # type: ignore[call-arg]
             orders.setdefault(place, []).append(operation)
     return ends, orders
 

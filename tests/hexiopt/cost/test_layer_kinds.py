@@ -56,7 +56,7 @@ def _plan(*stages: tuple[Sequence[int], int, tuple[int, int]], pipelines: int = 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.integers(1, 5), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_stage_is_the_sum_of_its_layers(kinds: list, cut: int, data: st.DataObject) -> None:
+def test_a_stage_is_the_sum_of_its_layers(kinds: list[LayerKind], cut: int, data: st.DataObject) -> None:
     """Seconds and bytes of stages add up over layers, wherever these stand."""
     model = model_of(DENSE_LAYER, *kinds)
     cut, work = min(cut, len(kinds)), data.draw(st.sampled_from((WORK, ADAPTERS)))
@@ -157,7 +157,7 @@ def replace_degree(plan: Plan, degree: int) -> Plan:
 
 @given(st.lists(st.sampled_from((DENSE_LAYER, EXPERT_LAYER, *KINDS[2:8])), min_size=3, max_size=7), st.data())
 @settings(max_examples=60, deadline=None)
-def test_bound(kinds: list, data: st.DataObject) -> None:
+def test_bound(kinds: list[LayerKind], data: st.DataObject) -> None:
     """No plan is faster than the compute bound."""
     model, work = model_of(DENSE_LAYER, *kinds), data.draw(st.sampled_from((WORK, ADAPTERS)))
     pricer = PlanPricer(Problem(CLUSTER, model, work))

@@ -17,7 +17,14 @@ from hexiopt.cost.cost import Cost, PipelineCost
 from hexiopt.cost.executors import communicators
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.messages import Message
-from hexiopt.plan.parallelism import Replica, Replicated, SequenceGroup, SequenceParallel, TensorParallel
+from hexiopt.plan.parallelism import (
+    ExpertParallel,
+    Replica,
+    Replicated,
+    SequenceGroup,
+    SequenceParallel,
+    TensorParallel,
+)
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
@@ -119,6 +126,9 @@ def rename_devices(plan: Plan, to: Callable[[tuple[int, ...]], tuple[int, ...]])
             case SequenceParallel(groups, order):
                 moved = tuple(SequenceGroup(to(group.devices), group.tokens, group.heads) for group in groups)
                 return replace(stage, parallelism=SequenceParallel(moved, order))
+            case ExpertParallel(members, waves):
+                moved_members = tuple(replace(member, devices=to(member.devices)) for member in members)
+                return replace(stage, parallelism=ExpertParallel(moved_members, waves))
 
     groups: Any = plan.sharding.groups
     if not isinstance(groups, str):

@@ -56,7 +56,7 @@ def test_between_measured_sizes_times_are_linear_and_beyond_them_calculated() ->
 
     def layer(size: int) -> tuple[float, float] | None:
         times = profile.times(SHAPE, "a100_80gb_sxm", 2, size)
-        return times and times.layer
+        return None if times is None else times.layer
 
     assert layer(2) == (0.02, 0.04)
     assert layer(4) == pytest.approx((0.04, 0.08))

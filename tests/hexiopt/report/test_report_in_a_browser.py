@@ -85,7 +85,7 @@ def test_it_fits_phones_and_wide_screens(
     browser: Any, width: int, name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.html"
-    path.write_text(report_html(PlanFacts(*request.getfixturevalue(name), SOLVER)), encoding="utf-8")
+    path.write_text(report_html(PlanFacts(*request.getfixturevalue(name), SOLVER)), encoding="utf-8")  # type: ignore[call-arg]
     opened = Opened(browser, path, viewport={"width": width, "height": 900})
     assert opened.overflow() <= 0
     timeline = opened.page.locator("svg.timeline").first.bounding_box()

@@ -44,7 +44,7 @@ from hexiopt.schedules.schedule import (
     largest_cycle_mean_s,
     operations,
 )
-from solvers.core.search import Budget
+from hexiopt.solving import Budget
 from solvers.registry import make_solver
 from tests.hexiopt.schedules.test_chain_graph import Times, step_times
 from tests.solvers import problems as small

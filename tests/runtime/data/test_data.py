@@ -151,7 +151,7 @@ def test_default_corpus(cache: Path) -> None:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The token files that were built."""
     built = []
-    write = corpus_module.write_tokens
+    write = corpus_module.write_tokens  # type: ignore[attr-defined]
 
     def note(path: Path, *rest: Any) -> None:
         built.append(path)

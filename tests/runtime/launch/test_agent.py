@@ -72,8 +72,8 @@ def test_who_waits_for_others_ends_with_the_run() -> None:
 def test_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that starts is waited for; the first step may take any time; then steps must end."""
     now = 1000.0
-    monkeypatch.setattr(vitals.time, "monotonic", lambda: now)
-    monkeypatch.setattr(vitals.threading, "Thread", lambda **more: type("Never", (), {"start": lambda self: None})())
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("threading.Thread", lambda **more: type("Never", (), {"start": lambda self: None})())
     pid = os.getpid()
     assert silence_of(tmp_path, pid) is None
     signs = Vitals(tmp_path)

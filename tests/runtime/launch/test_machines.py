@@ -198,7 +198,7 @@ def test_who_may_come(
     assert next(events) == {"event": "note", "reason": "heard"}
     answer = json.loads(meeting.store.get("asked"))
     meeting.tell({"event": "left", "machine": machine})
-    events.close()
+    events.close()  # type: ignore[attr-defined]
     assert answer.get("refused") == message
     if message is None:
         assert answer["seats"] == [f"{machine}:0", f"{machine}:1"]

@@ -315,9 +315,9 @@ def test_unequal_counts_in_lockstep_are_refused() -> None:
 def test_units_out_of_order(spelling: str, message: str) -> None:
     kind = ActionKind.BACKWARD if "B" in spelling else ActionKind.FORWARD
     actions = [
-        part if letter in "FB" else UnitCollective(letter == "S", part)
-        for letter, number in spelling.split()
-        for part in [Action(0, kind, 0, int(number))]
+        part if word[0] in "FB" else UnitCollective(word[0] == "S", part)
+        for word in spelling.split()
+        for part in [Action(0, kind, 0, int(word[1]))]
     ]
     with pytest.raises(InputError, match=message):
         check_units(tuple(actions), True)

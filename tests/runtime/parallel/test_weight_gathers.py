@@ -162,7 +162,11 @@ def test_a_forward_waits_unit_by_unit_for_what_it_is_about_to_use(num_chunks: in
             number = self.chunk.number
 
             def note(unit: int, part: Any) -> Any:
-                return lambda x: (log.append(("run", (number, unit))), part(x))[1]
+                def run(x: Any) -> Any:
+                    log.append(("run", (number, unit)))
+                    return part(x)
+
+                return run
 
             return [note(unit, part) for unit, part in enumerate(parts(self, *arguments))]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from hexiopt.errors import InputError
 from hexiopt.plan.parallelism import SequenceGroup, SequenceParallel
@@ -203,7 +203,7 @@ def test_nothing_on_the_disk_is_pickled(checkpoint_folder: Path) -> None:
     tensors = {name: torch.empty(shape, dtype=torch.float64)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint_folder)), no_dist=True)
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint_folder)), no_dist=True)
     torch.testing.assert_close(
         tensors[name], Checkpoint(checkpoint_folder).read("weight", whole_parts(Checkpoint(checkpoint_folder).model)[0])
     )

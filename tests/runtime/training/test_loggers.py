@@ -37,7 +37,7 @@ def test_those_that_may_be_named() -> None:
 
 def test_tensorboard(tmp_path: Path) -> None:
     needs("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     assert write("tensorboard", tmp_path) == []
     events = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch.distributed.distributed_c10d import PrefixStore
 
 from runtime.training.rank import _agree_on_device
 from tests.runtime.launch.test_faults import a_run
@@ -20,9 +21,9 @@ def test_a_rank_computes_on_what_its_run_says(tmp_path: Path) -> None:
 def test_ranks_on_gpus_and_cpus_do_not_mix() -> None:
     def work(rank: int) -> str:
         store = torch.distributed.distributed_c10d._get_default_store()
-        _agree_on_device(torch.distributed.PrefixStore("same", store), "cpu", rank, 3)
+        _agree_on_device(PrefixStore("same", store), "cpu", rank, 3)
         try:
-            _agree_on_device(torch.distributed.PrefixStore("mixed", store), "cuda" if rank == 1 else "cpu", rank, 3)
+            _agree_on_device(PrefixStore("mixed", store), "cuda" if rank == 1 else "cpu", rank, 3)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return "nothing refused"

@@ -18,9 +18,9 @@ from hexiopt.reading import Section
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from runtime.launch.head import AfterFaults, training_events
 from runtime.mapping.model_parts import whole_parts
-from runtime.settings import ExpertTraining
+from runtime.settings import ExpertTraining, Settings
 from runtime.state.checkpoint import Checkpoint, finished_checkpoints
-from runtime.training.settings import Settings, TrainingRun
+from runtime.training.settings import TrainingRun
 from tests.runtime.parallel.test_training import SETTINGS
 from tests.runtime.ranks import CLUSTER, TIMEOUT_S
 

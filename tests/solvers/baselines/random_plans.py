@@ -11,6 +11,7 @@ from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Plan, Sharding
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Recompute, layer_ranges, recompute_policies, schedules, sharding_stages
+from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._grids import lay_out, rank_devices
 from solvers.baselines._plans import StageHolders, aligned_plan, even_parts, pipeline_of
 from solvers.core.partition import DeviceGroup
@@ -53,7 +54,7 @@ def _draw_plan(space: PublishedSpace, problem: Problem, rng: random.Random) -> P
 
 
 def _draw_aligned(
-    space: PublishedSpace, problem: Problem, rng: random.Random, schedule: str, sharding: Sharding
+    space: PublishedSpace, problem: Problem, rng: random.Random, schedule: Schedule, sharding: Sharding
 ) -> Plan | None:
     """Pipelines of the same layers: on a grid of ranks, on blocks of ranks, or on any TP groups."""
     size = rng.choice(problem.space.micro_batch_sizes(problem.workload.global_batch))
@@ -235,7 +236,7 @@ def _recompute(
     return recomputes
 
 
-def _unequal(problem: Problem, rng: random.Random, schedule: str, sharding: Sharding) -> Plan | None:
+def _unequal(problem: Problem, rng: random.Random, schedule: Schedule, sharding: Sharding) -> Plan | None:
     """All devices dealt to pipelines of any stages, layers and batches, those of a machine together."""
     workload, devices = problem.workload, list(problem.usable_devices)
     count = problem.space.num_pipelines or rng.randint(1, min(len(devices), workload.global_batch))

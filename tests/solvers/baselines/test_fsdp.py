@@ -10,7 +10,7 @@ from hexiopt.plan.check import check
 from hexiopt.plan.parallelism import Replica
 from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
 from hexiopt.problem.problem import Problem
-from hexiopt.problem.space import RECOMPUTE_POLICIES
+from hexiopt.problem.workload import RECOMPUTE_POLICIES
 from hexiopt.schedules.registry import ONE_F_ONE_B
 from hexiopt.solving import Budget
 from solvers.baselines.fsdp import STRATEGIES, Fsdp, device_sets

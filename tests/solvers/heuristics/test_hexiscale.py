@@ -159,7 +159,7 @@ def test_what_fits_with_recomputation_does_not_lead_away_from_fewer_devices_with
 @pytest.fixture
 def graph_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of GPUs of every graph that phase 1 lets METIS partition."""
-    sizes, asked = list[int](), hexiscale.partition_graph
+    sizes, asked = list[int](), hexiscale.partition_graph  # type: ignore[attr-defined]
 
     def record_size(graph: DeviceGraph, count: int, *rest: Any, **how: Any) -> list[list[int]]:
         if "shares" in how:  # phase 2 weighs all GPUs alike

@@ -48,9 +48,9 @@ def test_ends_are_those_of_the_cost_model(schedule: object, p: int, count: int, 
     times = [np.array([rng.uniform(0.1, 1.0) for _ in range(p)]) for _ in range(2)]
     sends = [np.array([rng.uniform(0.0, 0.8) for _ in range(p - 1)]) for _ in range(2)]
     ends_s = np.zeros(p)
-    chain_ends(schedule == GPIPE, *times, *sends, p, count, ends_s)
+    chain_ends(schedule == GPIPE, *times, *sends, p, count, ends_s)  # type: ignore[call-arg]
     named = GPIPE if schedule == GPIPE else ONE_F_ONE_B
-    expected = chain_ends_s(named, *(array.tolist() for array in (*times, *sends)), count)
+    expected = chain_ends_s(named, *(array.tolist() for array in (*times, *sends)), count)  # type: ignore[call-arg]
     np.testing.assert_allclose(ends_s, expected, rtol=1e-12)
 
 

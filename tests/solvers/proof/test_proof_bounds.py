@@ -98,7 +98,7 @@ def test_closed_forms_end_no_later(schedule: object, p: int, count: int, rng: ra
     times = draw_times(rng, p)
     ends_s, least_s = chain_ends_s(named, *times, count), np.zeros(p)
     arrays = [np.array(seconds, float) for seconds in times]
-    way_s, most_s = least_ends(named == GPIPE, *arrays, p, count, least_s)
+    way_s, most_s = least_ends(named == GPIPE, *arrays, p, count, least_s)  # type: ignore[call-arg]
     assert way_s == pytest.approx(sum(map(sum, times)))
     assert all(least * ROUNDING <= end_s for least, end_s in zip(least_s, ends_s, strict=True))
     assert (way_s + most_s) * ROUNDING <= ends_s[0]

@@ -209,8 +209,9 @@ def transfer_s(net: Fabric, senders: tuple[int, ...], receiver: int, size: int) 
     assert receiving.stdout is not None
     assert receiving.stdout.readline() == "ready\n"
     sending = [subprocess.Popen([*python, _SEND, net.namespaces[sender], to[1], str(size)]) for sender in senders]
+    processes: tuple[subprocess.Popen[bytes] | subprocess.Popen[str], ...] = (*sending, receiving)
     seconds = float(receiving.stdout.readline())
-    assert [process.wait(120) for process in (*sending, receiving)] == [0] * (len(senders) + 1)
+    assert [process.wait(120) for process in processes] == [0] * len(processes)
     return seconds
 
 

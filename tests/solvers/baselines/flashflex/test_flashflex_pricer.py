@@ -136,8 +136,7 @@ class Slow:
     def stage_s(self, pipeline: Pipeline, k: int) -> float:
         stage, b = pipeline.stages[k], pipeline.micro_batch_size
         group, t = stage.devices, stage.tp
-        flop = 96 * b * self.s * self.h**2
-        flop *= 1 + self.s / (6 * self.h) + self.v / (16 * self.layers * self.h)
+        flop = 96 * b * self.s * self.h**2 * (1 + self.s / (6 * self.h) + self.v / (16 * self.layers * self.h))
         message = 2 * b * self.s * self.h
         layer_s = flop / (t * TFLOPS[self.gpu[group[0]]] * 1024**4)
         layer_s += 12 * max(sum(message / t / self.rate(i, j) for j in group if j != i) for i in group)
