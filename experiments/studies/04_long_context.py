@@ -410,7 +410,7 @@ legend(figure, ax, 3)
 show({"": cells}, joint_claims(per_s[TOGETHER], single, together["place"]), figure, name="joint")
 
 # %%
-assert quick() or (per_s[TOGETHER] > single).mean() > 0.5, "Joint plans beat both others on most clusters."
+assert quick() or (per_s[TOGETHER] > 0.99 * single).all(), "Joint searches end within 1 % of the better single way."
 
 # %% [markdown]
 # ## Scheduling time against cluster size

@@ -5,17 +5,14 @@ through the machines one after another, so that a grid follows from the order of
 neighbouring groups belong to one stage (data parallelism inside) or to one pipeline.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice, permutations, product
-
-import numpy as np
 
 from hexiopt.problem.problem import Problem
 from solvers.baselines._plans import divides_model
 from solvers.core.partition import DeviceGroup
-from solvers.frame.starts import cut
+from solvers.frame.starts import cut, machine_classes
 
 _MAX_PERMUTED = 4  # kinds up to which all their orders are tried
 _MAX_RATES, _MAX_AREAS = 8, 16  # areas, and link rates that they are formed by, the slowest
@@ -121,33 +118,6 @@ def tp_degrees(problem: Problem) -> list[int]:
     """TP degrees that some machine allows and that divide the model."""
     allowed = {t for devices in problem.usable_by_machine.values() for t in problem.space.allowed_tp(len(devices))}
     return sorted(tp for tp in allowed if divides_model(problem, tp))
-
-
-def machine_classes(problem: Problem) -> list[list[int]]:
-    """Classes of interchangeable machines, the slowest class first.
-
-    Machines of a class are of one kind, have equally many usable devices, and have equal links to all other machines.
-    """
-    cluster, devices = problem.cluster, problem.usable_by_machine
-    tables = (cluster.network.bandwidth, cluster.network.latency_s)
-    by_kind: dict[Hashable, list[list[int]]] = defaultdict(list)
-    for m, usable in devices.items():
-        alike = by_kind[cluster.machines[m].kind, len(usable)]
-        for members in alike:
-            rest = [o for o in devices if o not in (m, members[0])]
-            if all(
-                np.array_equal(t[m, rest], t[members[0], rest]) and np.array_equal(t[rest, m], t[rest, members[0]])
-                for t in tables
-            ):
-                members.append(m)
-                break
-        else:
-            alike.append([m])
-    precision = problem.workload.precision
-    return sorted(
-        (members for alike in by_kind.values() for members in alike),
-        key=lambda members: (cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
-    )
 
 
 def machine_orders(problem: Problem, limit: int, *, subsets: bool) -> list[tuple[int, ...]]:

@@ -30,9 +30,10 @@ from hexiopt.schedules.schedule import positions
 from hexiopt.solving import Pricer
 from solvers.baselines._estimates import GridEstimates, sharded_s
 from solvers.baselines._frame import Baseline, PlanCandidate
-from solvers.baselines._grids import machine_classes, processes_per_machine, rank_devices
+from solvers.baselines._grids import processes_per_machine, rank_devices
 from solvers.baselines._plans import aligned_plan, dividing_sizes
 from solvers.core.search import Search
+from solvers.frame.starts import machine_classes
 
 STRATEGIES = (
     Sharding(3, "all"),  # FULL_SHARD

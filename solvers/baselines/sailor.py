@@ -31,10 +31,11 @@ from hexiopt.plan.plan import Sharding
 from hexiopt.schedules.schedule import Schedule
 from solvers.baselines._estimates import GridEstimates, StageTpGroups
 from solvers.baselines._frame import BestEstimate, PlanCandidate, SearchLimits, best_first
-from solvers.baselines._grids import Area, StageGrid, fill_slots, linked_areas, machine_classes, orders_of
+from solvers.baselines._grids import Area, StageGrid, fill_slots, linked_areas, orders_of
 from solvers.baselines._money import MoneyBaseline, Objective
 from solvers.baselines._plans import aligned_plan, even_parts, in_flight_of_1f1b, one_f_one_b, optimizer_shardings
 from solvers.core.search import Search
+from solvers.frame.starts import machine_classes
 
 _STRAGGLERS = 3  # stragglers tried of each shape, the least first, and for money as many of the others
 _TRIED = 4  # placements after which an area is left, where all are much above the best estimate

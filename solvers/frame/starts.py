@@ -7,10 +7,12 @@ their kind.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import factorial, prod
+
+import numpy as np
 
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import sharding_stages
@@ -154,6 +156,33 @@ def sorted_blocks(members: Sequence[Sequence[int]], num_chains: int) -> list[lis
         found.append(ordered[at:end])
         at = end
     return found
+
+
+def machine_classes(problem: Problem) -> list[list[int]]:
+    """Classes of interchangeable machines, the slowest class first.
+
+    Machines of a class are of one kind, have equally many usable devices, and have equal links to all other machines.
+    """
+    cluster, devices = problem.cluster, problem.usable_by_machine
+    tables = (cluster.network.bandwidth, cluster.network.latency_s)
+    by_kind: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for m, usable in devices.items():
+        alike = by_kind[cluster.machines[m].kind, len(usable)]
+        for members in alike:
+            rest = [o for o in devices if o not in (m, members[0])]
+            if all(
+                np.array_equal(t[m, rest], t[members[0], rest]) and np.array_equal(t[rest, m], t[rest, members[0]])
+                for t in tables
+            ):
+                members.append(m)
+                break
+        else:
+            alike.append([m])
+    precision = problem.workload.precision
+    return sorted(
+        (members for alike in by_kind.values() for members in alike),
+        key=lambda members: (cluster.machines[members[0]].gpu.peak_flops(precision) or 0.0, members),
+    )
 
 
 def orders(problem: Problem, machines: Sequence[int]) -> Iterator[list[int]]:

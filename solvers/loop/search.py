@@ -59,6 +59,8 @@ class Loop:
         threads = min(usable_cores(), settings.walks)
         catalogue = Catalogue(self.tables, self._work)
         known = known_start(self.tables, self._work, run.start, run.problem.cluster) if run.start is not None else None
+        if known is None and run.start is not None and len(run.start.pipelines) > len(self._trial.pipelines):
+            return []  # candidates of fewer pipelines than are known to be good
         warmth = _KNOWN if known is not None else 1.0
         tempering = Tempering(self.tables, catalogue.chains, settings, run.seed, threads, warmth)
         starts = [] if known is None else [known]
@@ -81,7 +83,9 @@ class Loop:
         ranked = sorted(tempering.walks, key=lambda each: each.objectives[1])
         unlike = {float(each.objectives[1]): each for each in reversed(ranked)}
         partitions = []
-        for each in sorted(unlike.values(), key=lambda each: each.objectives[1]):
+        for number, each in enumerate(sorted(unlike.values(), key=lambda each: each.objectives[1])):
+            if number and run.left_s() <= 0.0:
+                break
             self.price(each.states[2])
             partitions.append(partition_of(self.tables, self._trial))
         return [partition for partition in partitions if partition.pipeline_groups]

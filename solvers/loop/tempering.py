@@ -20,6 +20,7 @@ from solvers.loop.walk import ACCEPTED, CHANGED, GAIN, IMPROVED, MOVES, PROPOSED
 _RESCUES = 4  # parts of the budget after each of which the walk whose best is worst goes on from the best of all
 _MEMORY = 0.95  # share of what moves yielded that still counts a round later
 _LEAST, _MOST = 0.3, 3.0  # factors of the first weight of a move, by what it yields
+_FORGOTTEN = 1e-200  # a yield so far back that its ratios would be lost in rounding
 _FIXED = 3  # pipelines' worth of a step that does not grow with their number
 
 
@@ -116,9 +117,9 @@ class Tempering:
             self._yields += each.kit.yields
             each.kit.yields[:] = 0.0
         gain, work = self._yields[:, GAIN], self._yields[:, WORK]
-        if gain.sum() <= 0.0:
+        mean = gain.sum() / max(1.0, work.sum())
+        if mean < _FORGOTTEN:
             return
-        mean = gain.sum() / work.sum()
         # A move that has been tried little is taken to yield the mean.
         pull = work.sum() / len(MOVES)
         factor = (gain + pull * mean) / (work + pull) / mean

@@ -128,3 +128,16 @@ def test_a_proved_gap_ends_the_search() -> None:
 def test_a_gap_is_a_fraction(gap: object) -> None:
     with pytest.raises(InputError, match=r"solver\.gap: .* state a fraction from 0 to below 1"):
         Portfolio(gap=gap)
+
+
+def test_a_joint_search_is_not_behind_one_without_layouts_of_half_its_steps() -> None:
+    """Its first half is that search."""
+    problem, steps = easy(), Budget(600.0, max_steps=400)
+    layouts = problem.replace(
+        workload=problem.workload.replace(sequence_parallel=True), space=problem.space.replace(sequence=True)
+    )
+    joint, alone = Search("joint", layouts, steps, 3), Search("alone", problem, steps.part(0.5), 3)
+    for run in (joint, alone):
+        Portfolio().find(run)
+    assert alone.plan is not None
+    assert joint.best_s <= alone.best_s

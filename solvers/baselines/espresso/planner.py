@@ -11,7 +11,7 @@ import numpy as np
 from hexiopt.memo import Memo
 from hexiopt.plan.token_layout import Floats, Ints
 from solvers.baselines._estimates import GridEstimates, StageTpGroups
-from solvers.baselines._grids import Area, StageGrid, fill_slots, machine_classes, orders_of
+from solvers.baselines._grids import Area, StageGrid, fill_slots, orders_of
 from solvers.baselines._money import Objective
 from solvers.baselines._plans import (
     balanced_layers,
@@ -22,7 +22,7 @@ from solvers.baselines._plans import (
 )
 from solvers.core.partition import DeviceGroup
 from solvers.core.search import Search
-from solvers.frame.starts import cut
+from solvers.frame.starts import cut, machine_classes
 
 _ALL_ORDERS = 5  # stages up to which all their orders are tried
 _ALLOCATIONS = 150  # allocations kept of each choice of degrees, micro-batch and policy

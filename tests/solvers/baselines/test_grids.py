@@ -16,13 +16,13 @@ from solvers.baselines._grids import (
     StageGrid,
     grids,
     lay_out,
-    machine_classes,
     machine_orders,
     processes_per_machine,
     rank_groups,
     tp_degrees,
 )
 from solvers.baselines._plans import balanced_layers, divides_model, shift_layers
+from solvers.frame.starts import machine_classes
 from tests.estimate import Static
 from tests.solvers import problems as small
 from tests.solvers.baselines import problems
