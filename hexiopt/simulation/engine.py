@@ -5,7 +5,7 @@ It shares stage times and the order of operations with the cost model, not its k
 """
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -89,6 +89,7 @@ class Step:
             self._incoming[link.receiver, link.kind] += 1
         self._now, self._events, self._count = 0.0, list[tuple[float, int, Span | SimulatedLink]](), 0
         self._moving: list[SimulatedLink] = []  # whose messages share the network now
+        self._users: defaultdict[int, list[SimulatedLink]] = defaultdict(list)  # of these, by resource
         self._running: set[ExecutorId] = set()
         self._arrivals: Counter[tuple[ExecutorId, Operation]] = Counter()  # messages of an operation's input
         self._todo: dict[ExecutorId, list[Operation]] = {}
@@ -104,8 +105,7 @@ class Step:
             first = min(self._moving, key=lambda link: link.arrival_s, default=None)
             if first is not None and (not self._events or first.arrival_s <= self._events[0][0]):
                 self._now = first.arrival_s
-                self._moving.remove(first)
-                self._share()
+                self._leave(first)
                 yield self._arrive(first)
                 continue
             time_s, _, what = heapq.heappop(self._events)
@@ -114,9 +114,7 @@ class Step:
                 yield what
                 self._end(what)
             elif what.needs:
-                what.remaining, what.since_s, what.rate = 1.0, time_s, 0.0
-                self._moving.append(what)
-                self._share()
+                self._join(what)
             else:
                 yield self._arrive(what)
 
@@ -124,9 +122,32 @@ class Step:
         heapq.heappush(self._events, (time_s, self._count, what))
         self._count += 1
 
-    def _share(self) -> None:
-        rates = fair_rates([link.needs for link in self._moving], [link.most for link in self._moving])
-        for link, rate in zip(self._moving, rates, strict=True):
+    def _join(self, link: SimulatedLink) -> None:
+        """The first message of a link begins to share the network."""
+        link.remaining, link.since_s, link.rate = 1.0, self._now, 0.0
+        self._moving.append(link)
+        for need in link.needs:
+            self._users[need.resource].append(link)
+        self._share(link)
+
+    def _leave(self, link: SimulatedLink) -> None:
+        """Its message has passed the network."""
+        self._moving.remove(link)
+        for need in link.needs:
+            self._users[need.resource].remove(link)
+        self._share(link)
+
+    def _share(self, changed: SimulatedLink) -> None:
+        """Renew the rates of the messages that share with that of `changed`, or with others that do."""
+        links, resources, seen = dict[SimulatedLink, None](), [need.resource for need in changed.needs], set[int]()
+        while resources:
+            if (resource := resources.pop()) not in seen:
+                seen.add(resource)
+                for link in self._users[resource]:
+                    links[link] = None
+                    resources += [need.resource for need in link.needs]
+        rates = fair_rates([link.needs for link in links], [link.most for link in links])
+        for link, rate in zip(links, rates, strict=True):
             if rate != link.rate:
                 link.remaining -= link.rate * (self._now - link.since_s)
                 link.since_s, link.rate = self._now, rate

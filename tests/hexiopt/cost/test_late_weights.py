@@ -71,8 +71,7 @@ class Chosen(Step):
                     self._choose(place)
             elif first is not None and arrival_s <= event_s:
                 self._now = arrival_s
-                self._moving.remove(first)
-                self._share()
+                self._leave(first)
                 yield self._arrive(first)
             elif self._events:
                 time_s, _, what = heapq.heappop(self._events)
@@ -85,9 +84,7 @@ class Chosen(Step):
                         self._put_off[place].extend([late] * self._split[place].layers[what.chunk])
                     self._end(what)
                 elif what.needs:
-                    what.remaining, what.since_s, what.rate = 1.0, time_s, 0.0
-                    self._moving.append(what)
-                    self._share()
+                    self._join(what)
                 else:
                     yield self._arrive(what)
             else:
