@@ -89,7 +89,7 @@ stress: install
 	$(BIN)/python -m experiments.stress
 	HEXIOPT_STRESS=1 HYPOTHESIS_PROFILE=new $(PYTEST)
 
-# Hours on two cores; after an interruption it goes on where it was.
+# About four hours on two cores; after an interruption it goes on where it was.
 results: install
 	$(BIN)/python -m experiments.studies all --publish
 

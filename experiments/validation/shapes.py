@@ -4,9 +4,9 @@ A model is a Llama (gated MLP, RMSNorm, RoPE) where its name says Llama, InternL
 MLP, LayerNorm, RoPE) where it says so or heads share keys and values, else a GPT-2 (plain MLP, LayerNorm, learned
 positions, tied embeddings). A blank MLP size is four times the hidden size, a blank number of key-value heads is the
 number of heads, a blank vocabulary is Megatron's padded GPT-2 one. Known shapes of named models are in
-`experiments/data/model_shapes.yaml`, those of models with experts in `expert_models.yaml`;
-Megatron-LM's functional tests, `ci-moe`, state theirs. Notes state adapters: `LoRA` or `QLoRA`, `rank=16`,
-`targets=q,v`, `quant=bnb-nf4`, `adapter_bytes=2`.
+`experiments/data/model_shapes.yaml`, those of models with experts in `expert_models.yaml`; Megatron-LM's functional
+tests, `ci-moe`, state theirs. Notes state adapters: `LoRA` or `QLoRA`, `rank=16`, `targets=q,v`, `quant=bnb-nf4`,
+`adapter_bytes=2`.
 """
 
 import re

@@ -131,7 +131,7 @@ class Step:
         self._share(link)
 
     def _leave(self, link: SimulatedLink) -> None:
-        """Its message has passed the network."""
+        """The first message of a link has passed what it shares of the network."""
         self._moving.remove(link)
         for need in link.needs:
             self._users[need.resource].remove(link)

@@ -15,7 +15,7 @@ from hexiopt.solving.naming import renumber
 from solvers.core.search import Search
 from solvers.frame.starts import machine_classes
 
-_PART = 1024  # GPUs of a part, or more; smaller ones are searched faster, and round machines and the batch off more
+_PART = 1024  # GPUs of a part, or more; smaller ones are searched faster, and more machines are left over
 _SEARCHED = 0.5  # of the budget, for the part
 _GAIN = 0.99  # of the last plan that was copied: a better one is copied at once; pricing the whole takes long
 _COVERED = 0.9  # least share of the GPUs that parts must have
@@ -41,7 +41,7 @@ class PartSearch(Search):
         if self.plan is None or self.best_s == self._copied_s:
             return
         self._copied_s = self.best_s
-        plan = copied(self.plan, self._copies)
+        plan = with_copies(self.plan, self._copies)
         if not check(self._whole.problem, plan):
             self._whole.offer(plan)
 
@@ -58,8 +58,9 @@ def begin_by_parts(run: Search, find: Callable[[Search], None]) -> None:
 
 
 def split_problem(problem: Problem) -> tuple[Problem, list[dict[int, int]]] | None:
-    """A part of a problem, and for every other part the device that stands there for each of this one; None where the
-    cluster is too small, has too few machines alike, or the batch and stated pipelines cannot be divided."""
+    """A part of a problem, and for every other part the number of the device that stands there for each of this one;
+    None where the cluster is too small, has too few machines alike, or the batch and stated pipelines cannot be
+    divided."""
     devices, workload, space = problem.usable_devices, problem.workload, problem.space
     pipelines = space.num_pipelines or 0
     most = len(devices) // _PART
@@ -84,8 +85,8 @@ def split_problem(problem: Problem) -> tuple[Problem, list[dict[int, int]]] | No
     return part, copies
 
 
-def copied(plan: Plan, copies: list[dict[int, int]]) -> Plan:
-    """A plan and its copies on other devices, as one."""
+def with_copies(plan: Plan, copies: list[dict[int, int]]) -> Plan:
+    """One plan of `plan` and its copies; `copies` [other parts]: the device that stands there for each of the plan."""
     plans = [plan, *(renumber(plan, copy) for copy in copies)]
     sharding, groups = plan.sharding, list[tuple[int, ...]]()
     for each in plans:

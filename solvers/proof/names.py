@@ -15,9 +15,9 @@ from hexiopt.cost.pricer import PlanPricer
 from hexiopt.cost.rings import gradient_rings
 from hexiopt.cost.step import step_cost
 from hexiopt.plan.holdings import Holdings, parameter_holders, sharding_groups
-from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
+from hexiopt.solving.naming import renumber
 
 
 class Names:
@@ -56,7 +56,8 @@ class Names:
             return None
         first = [device for devices in own for device in devices]
         orders = itertools.product(*map(itertools.permutations, own))
-        return (_renamed(plan, dict(zip(first, itertools.chain(*order), strict=True))) for order in orders)
+        stay = {device: device for device in used}
+        return (renumber(plan, stay | dict(zip(first, itertools.chain(*order), strict=True))) for order in orders)
 
     def _matter_on(self, plan: Plan) -> set[int]:
         """The machines on which a parameter that others hold too has two holders or more; with states sharded within
@@ -75,16 +76,3 @@ class Names:
 def _with_fast_ports(cluster: Cluster) -> Cluster:
     machines = tuple(replace(machine, intra_bandwidth_bytes_per_s=math.inf) for machine in cluster.machines)
     return replace(cluster, machines=machines)
-
-
-def _renamed(plan: Plan, to: dict[int, int]) -> Plan:
-    pipelines = []
-    for pipeline in plan.pipelines:
-        stages = []
-        for stage in pipeline.stages:
-            group = stage.parallelism
-            assert isinstance(group, TensorParallel), "the proof covers no replicas"
-            devices = tuple(to.get(device, device) for device in stage.devices)
-            stages.append(replace(stage, parallelism=replace(group, devices=devices)))
-        pipelines.append(replace(pipeline, stages=tuple(stages)))
-    return replace(plan, pipelines=tuple(pipelines))

@@ -3,7 +3,6 @@
 Every field of the price is compared, those of replicas, pipelines and messages in their new order.
 """
 
-from collections.abc import Callable
 from dataclasses import astuple, replace
 from typing import Any
 from unittest.mock import patch
@@ -18,17 +17,14 @@ from hexiopt.cost.executors import communicators
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.plan.messages import Message
 from hexiopt.plan.parallelism import (
-    ExpertParallel,
     Replica,
     Replicated,
-    SequenceGroup,
-    SequenceParallel,
-    TensorParallel,
 )
-from hexiopt.plan.plan import Pipeline, Plan, Sharding, Stage
+from hexiopt.plan.plan import Pipeline, Plan, Stage
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.workload import Workload
+from hexiopt.solving.naming import renumber
 from tests.hexiopt.exports.random_plans import LLAMA_7B
 from tests.strategies import plans, problems_with_plans, roomy_problems, roomy_problems_with_plans
 
@@ -109,34 +105,6 @@ def test_the_order_of_replicas_changes_nothing(pair: tuple[Problem, Plan], reser
     assert_equal(other, replace(cost, pipelines=expected))
 
 
-def rename_devices(plan: Plan, to: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Plan:
-    """The plan on other devices."""
-
-    def of(stage: Stage) -> Stage:
-        match stage.parallelism:
-            case TensorParallel(devices):
-                return replace(stage, parallelism=TensorParallel(to(devices)))
-            case Replicated(replicas):
-                return replace(
-                    stage,
-                    parallelism=Replicated(
-                        tuple(Replica(to(replica.devices), replica.samples) for replica in replicas)
-                    ),
-                )
-            case SequenceParallel(groups, order):
-                moved = tuple(SequenceGroup(to(group.devices), group.tokens, group.heads) for group in groups)
-                return replace(stage, parallelism=SequenceParallel(moved, order))
-            case ExpertParallel(members, waves):
-                moved_members = tuple(replace(member, devices=to(member.devices)) for member in members)
-                return replace(stage, parallelism=ExpertParallel(moved_members, waves))
-
-    groups: Any = plan.sharding.groups
-    if not isinstance(groups, str):
-        groups = tuple(map(to, groups))
-    pipelines = tuple(replace(pipeline, stages=tuple(map(of, pipeline.stages))) for pipeline in plan.pipelines)
-    return replace(plan, pipelines=pipelines, sharding=Sharding(plan.sharding.stage, groups))
-
-
 @st.composite
 def uniform(draw: st.DrawFn) -> tuple[Problem, Plan]:
     """A plan on machines of two types that are connected equally, as are the devices of each."""
@@ -167,7 +135,7 @@ def test_equal_devices_are_interchangeable(pair: tuple[Problem, Plan], random: A
                 for machine_index in (m, other)
             )
             to.update(zip(mine, random.sample(theirs, len(theirs)), strict=True))
-    moved = rename_devices(plan, lambda devices: tuple(to[d] for d in devices))
+    moved = renumber(plan, to)
     for mine, theirs in zip(*(PlanPricer(problem).pipelines(variant) for variant in (plan, moved)), strict=True):
         assert flat(astuple(mine)) == pytest.approx(flat(astuple(theirs)), rel=1e-9, abs=1e-12)
 

@@ -17,7 +17,7 @@ from hexiopt.solving import Budget
 from solvers.compiled import tables
 from solvers.compiled.plans import state_of
 from solvers.loop import parts
-from solvers.loop.parts import copied, split_problem
+from solvers.loop.parts import split_problem, with_copies
 from solvers.loop.settings import LoopSettings
 from solvers.loop.tempering import Tempering
 from solvers.loop.walk import GAIN, WORK
@@ -74,7 +74,7 @@ def test_copies_fit_and_take_as_long_but_for_gradient_sync() -> None:
     line = Pipeline((Stage.of((0, 1), 0, 3), Stage.of((6, 7), 3, TINY.num_layers)), 8)
     for sharding in (Sharding(1), Sharding(1, ((0, 1), (6, 7)))):
         plan = Plan((line,), sharding=sharding)
-        whole = copied(plan, copies)
+        whole = with_copies(plan, copies)
         assert check(problem, whole) == check(part, plan)
         alone, together = PlanPricer(part).price(plan), PlanPricer(problem).price(whole)
         assert together.pipeline_s == pytest.approx(alone.pipeline_s)
@@ -91,10 +91,10 @@ def test_a_search_begins_at_copies(room: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tables, "MOST_PIPELINES", room)
 
     def note(*given: Any) -> Plan:
-        copies.append(copied(*given))
+        copies.append(with_copies(*given))
         return copies[-1]
 
-    monkeypatch.setattr(parts, "copied", note)
+    monkeypatch.setattr(parts, "with_copies", note)
     first, again = (Portfolio().solve(problem, STEPS, seed=1) for _ in range(2))
     assert copies
     assert first.plan == again.plan is not None

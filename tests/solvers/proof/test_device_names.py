@@ -10,31 +10,18 @@ from hypothesis import strategies as st
 from experiments.app.configurations import named_model
 from hexiopt.cost.pricer import PlanPricer
 from hexiopt.numbers.gpus import catalogue
-from hexiopt.plan.parallelism import TensorParallel
 from hexiopt.plan.plan import Plan
 from hexiopt.problem.cluster import Cluster
 from hexiopt.problem.machine import Machine
 from hexiopt.problem.problem import Problem
 from hexiopt.problem.space import Space
 from hexiopt.problem.workload import Workload
+from hexiopt.solving.naming import renumber
 from solvers.proof.names import Names
 from tests.solvers.brute_force import best_plan
 from tests.solvers.proof.test_proof import SLOW, agrees, priced_plans
 
 ROUNDING = 1 + 1e-9
-
-
-def rename_devices(plan: Plan, to: dict[int, int]) -> Plan:
-    """The plan with device `to[d]` in place of device d."""
-    pipelines = []
-    for pipeline in plan.pipelines:
-        devices = [tuple(to.get(device, device) for device in stage.devices) for stage in pipeline.stages]
-        stages = [
-            replace(stage, parallelism=TensorParallel(stage_devices))
-            for stage, stage_devices in zip(pipeline.stages, devices, strict=True)
-        ]
-        pipelines.append(replace(pipeline, stages=tuple(stages)))
-    return replace(plan, pipelines=tuple(pipelines))
 
 
 @SLOW
@@ -45,7 +32,7 @@ def test_bounds_hold_under_any_names(drawn: tuple[PlanPricer, Plan, float], rng:
     to = dict[int, int]()
     for devices in pricer.problem.usable_by_machine.values():
         to |= dict(zip(devices, rng.sample(devices, len(devices)), strict=True))
-    other_s = pricer.price(rename_devices(plan, to)).step_time_s
+    other_s = pricer.price(renumber(plan, to)).step_time_s
     assert names.least_s(plan, cost) <= other_s * ROUNDING
     every = names.every(plan, 200)
     if every is not None:  # also those that change names which do not matter
@@ -70,6 +57,6 @@ def test_the_best_names_are_found(zero: str) -> None:
     assert agrees(problem)
     best, _ = best_plan(problem)
     assert best is not None
-    in_order = rename_devices(best, {0: 1, 1: 0})
+    in_order = renumber(best, {d: d for d in best.devices()} | {0: 1, 1: 0})
     pricer = PlanPricer(problem)
     assert pricer.price(in_order).step_time_s > 1.9 * pricer.price(best).step_time_s
